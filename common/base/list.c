@@ -1,0 +1,39 @@
+#include "base/list.h"
+
+#include "base/check.h"
+
+void list_init(struct list *list) {
+    *list = (struct list){LIST_NONE, LIST_NONE, 0};
+}
+
+void list_push_back(struct list *list, void *links, uint32_t stride, uint32_t index) {
+    struct link *link = list_link(links, stride, index);
+    CHECK(!link->is_linked);
+    *link = (struct link){list->tail, LIST_NONE, true};
+    if (list->tail == LIST_NONE) {
+        list->head = index;
+    } else {
+        list_link(links, stride, list->tail)->next = index;
+    }
+    list->tail = index;
+    list->count++;
+}
+
+void list_remove(struct list *list, void *links, uint32_t stride, uint32_t index) {
+    struct link *link = list_link(links, stride, index);
+    if (!link->is_linked) {
+        return;
+    }
+    if (link->prev == LIST_NONE) {
+        list->head = link->next;
+    } else {
+        list_link(links, stride, link->prev)->next = link->next;
+    }
+    if (link->next == LIST_NONE) {
+        list->tail = link->prev;
+    } else {
+        list_link(links, stride, link->next)->prev = link->prev;
+    }
+    link->is_linked = false;
+    list->count--;
+}
