@@ -30,7 +30,7 @@ struct etcd_watch; /* a key or prefix that the client follows */
 
 struct etcd_config {
     const char *endpoints;         /* "http://a:2379,b:2379": 1 to ETCD_ENDPOINTS_MAX; copied */
-    struct span call_timeout;      /* of a whole call; 0: 5 s */
+    struct span call_timeout;      /* of a whole call (of a range: of each page); 0: 5 s */
     struct span attempt_timeout;   /* until an endpoint that is silent is left; 0: 2 s */
     struct span backoff_max;       /* 0: 2 s, which is also the most */
     uint32_t keepalive_ms;         /* of the connection; 0: 6000 (etcd refuses less than 5000
@@ -174,6 +174,9 @@ MUST_USE enum status etcd_lease_revoke(struct etcd *etcd, int64_t lease, etcd_do
 MUST_USE enum status etcd_lease_time_to_live(struct etcd *etcd, int64_t lease, etcd_done done,
                                              void *ctx);
 
+/* A clock for the client's user: `done` with STATUS_OK after `after`, in steps of 50 ms. */
+MUST_USE enum status etcd_wait(struct etcd *etcd, struct span after, etcd_done done, void *ctx);
+
 /* ---- kept leases ------------------------------------------------------------------------ */
 
 /* Order: on_granted, then on_lost, each at most once; or on_lost alone if it was never granted;
@@ -213,8 +216,10 @@ struct etcd_event {
  */
 struct etcd_watch_handlers {
     void (*on_event)(void *ctx, const struct etcd_event *event); /* borrowed until return */
-    /* A listing was delivered to its end, or the stream is following without one. */
+    /* A listing was delivered to its end. */
     void (*on_synced)(void *ctx, int64_t revision);
+    /* The stream is up (again): what happens from here on arrives as it happens. NULL-able. */
+    void (*on_following)(void *ctx);
     /* The stream broke, or could not be made; it is being tried again, for ever. NULL-able. */
     void (*on_broken)(void *ctx, const char *message);
     /* etcd lost history that was seen (another cluster, an older snapshot): what follows is the
@@ -240,7 +245,8 @@ struct etcd_watch_counters {
 MUST_USE enum status etcd_watch_open(struct etcd *etcd, const struct etcd_watch_config *config,
                                      const struct etcd_watch_handlers *handlers, void *ctx,
                                      struct etcd_watch **out);
-/* on_closed follows, and no event before it. Only the first close counts; not after on_closed. */
+/* on_closed follows, and no other handler starts before it (one may be running on the rpc thread).
+ * Only the first close counts; not after on_closed. */
 void etcd_watch_close(struct etcd_watch *watch);
 void etcd_watch_counters(struct etcd_watch *watch, struct etcd_watch_counters *out);
 

@@ -16,8 +16,8 @@
 
 #include "base/status.h"
 #include "base/time.h"
-#include "core/event.h"
 #include "core/ids.h"
+#include "wire/registry.h"
 
 struct rpc;
 struct registry;
@@ -49,11 +49,14 @@ enum registry_state {
     REGISTRY_GONE,       /* deregistered: by registry_deregister or registry_shutdown */
 };
 
-/* Publishes the record (copied), or replaces the one published: same incarnation and role always,
+/* Publishes the record (copied), or replaces the one published: same incarnation and kind always,
  * or STATUS_INVALID. Returns at once; waits for etcd for ever, saying so in the log each 5 s and in
- * registry_describe. role ROLE_ROUTER: under routers/, else under workers/. STATUS_CANCELLED after
- * registry_deregister or registry_shutdown; STATUS_INVALID also if the record cannot be encoded. */
-MUST_USE enum status registry_register(struct registry *registry, const struct worker_info *record);
+ * registry_describe. STATUS_CANCELLED after registry_deregister or registry_shutdown;
+ * STATUS_INVALID also if the record cannot be encoded (wire/registry.h). */
+MUST_USE enum status registry_register_worker(struct registry *registry,
+                                              const struct worker_record *record);
+MUST_USE enum status registry_register_router(struct registry *registry,
+                                              const struct router_record *record);
 /* Takes the record out and revokes the lease; `done` (NULL-able) is called once, on the rpc thread,
  * with STATUS_OK or, if etcd did not answer `within`, STATUS_TIMEOUT (the lease then runs out by
  * itself). STATUS_CANCELLED, and no call: the registry shuts down. Only the first asks etcd. */
@@ -69,9 +72,9 @@ void registry_describe(struct registry *registry, char *text, size_t cap);
 /* ---- the fleet, for routers ------------------------------------------------------------- */
 
 struct registry_fleet_handlers {
-    /* A worker's record is new or changed. The info is borrowed until return. A record that is
-     * back after LOST is SEEN again, also with the same content. */
-    void (*on_seen)(void *ctx, const struct worker_info *info);
+    /* A worker's record is new or changed. Borrowed until return. A record that is back after
+     * LOST is SEEN again, also with the same content. */
+    void (*on_seen)(void *ctx, const struct worker_record *record);
     void (*on_lost)(void *ctx, struct incarnation incarnation);
     /* All that etcd has was delivered (again after each listing). NULL-able. */
     void (*on_synced)(void *ctx);
