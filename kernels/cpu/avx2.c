@@ -1,0 +1,467 @@
+/* AVX2 + FMA: the same operations in the same order per element, sixteen elements at a time. Built
+ * with its own flags; runs only after kernels_select asked the CPU. */
+#include "kernels/cpu/tables.h"
+
+#include "kernels/cpu/convert.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include <immintrin.h>
+
+#define INLINE    static inline __attribute__((always_inline))
+#define TILE_ROWS 6u
+/* A panel's slice of 256 columns (16 KiB in F32) stays in the first-level cache while all rows
+ * pass. Cutting k changes no bit: partial sums are stored and loaded as the same floats. */
+#define TILE_COLS 256u
+
+/* ---- helpers ---- */
+
+INLINE __m256i tail_mask(uint32_t count) {
+    static const int32_t ones[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_si256((const __m256i *)(const void *)(ones + 8 - count));
+}
+/* count in [1, 8]; lanes past it are zero and not read from memory. */
+INLINE __m256 load_some(const float *from, uint32_t count) {
+    return count == 8 ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, tail_mask(count));
+}
+INLINE void store_some(float *to, __m256 value, uint32_t count) {
+    if (count == 8) {
+        _mm256_storeu_ps(to, value);
+    } else {
+        _mm256_maskstore_ps(to, tail_mask(count), value);
+    }
+}
+INLINE __m256 widen_bf16(__m128i halves) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+INLINE __m256 load_kv(const unsigned char *row, const bool is_bf16, uint32_t first,
+                      uint32_t count) {
+    if (!is_bf16) {
+        return load_some((const float *)(const void *)row + first, count);
+    }
+    const unsigned char *from = row + (size_t)first * 2;
+    if (count == 8) {
+        return widen_bf16(_mm_loadu_si128((const __m128i *)(const void *)from));
+    }
+    uint16_t halves[8] = {0};
+    memcpy(halves, from, (size_t)count * 2);
+    return widen_bf16(_mm_loadu_si128((const __m128i *)(const void *)halves));
+}
+/* Lanes added in one fixed order. */
+INLINE float sum_lanes(__m256 v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    half = _mm_add_ss(half, _mm_movehdup_ps(half));
+    return _mm_cvtss_f32(half);
+}
+INLINE float largest_lane(__m256 v) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    half = _mm_max_ss(half, _mm_movehdup_ps(half));
+    return _mm_cvtss_f32(half);
+}
+/* As the oracle's exponential; NaN stays NaN (the bound is the first operand of min and max). */
+INLINE __m256 exp_lanes(__m256 x) {
+    const __m256 lowest = _mm256_set1_ps(-87.0f);
+    __m256 is_zero = _mm256_cmp_ps(x, lowest, _CMP_LT_OQ);
+    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(lowest, x));
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)),
+                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+    p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
+    __m256i power =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(is_zero, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
+}
+INLINE float exp_one(float x) {
+    return _mm256_cvtss_f32(exp_lanes(_mm256_set1_ps(x)));
+}
+
+/* ---- matrix product ---- */
+
+/* `rows` rows times `panels` neighbouring panels, columns [first, first + count): one chain per
+ * element. All of rows, panels and is_bf16 are constants after inlining. */
+INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, uint32_t first,
+                 uint32_t count, const uint32_t rows, const uint32_t panels, const bool is_bf16) {
+    __m256 low[TILE_ROWS][4];
+    __m256 high[TILE_ROWS][4];
+    size_t cols = gemm->weights->cols;
+    size_t size = is_bf16 ? 2 : 4;
+    const unsigned char *w = (const unsigned char *)gemm->weights->data +
+                             ((size_t)panel * cols + first) * KERNELS_PANEL * size;
+    size_t w_stride = cols * KERNELS_PANEL * size;
+    const float *x = gemm->x + row * gemm->x_stride + first;
+    float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
+#pragma GCC unroll 6
+    for (uint32_t i = 0; i < rows; i++) {
+#pragma GCC unroll 4
+        for (uint32_t p = 0; p < panels; p++) {
+            float *cell = y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL;
+            low[i][p] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(cell);
+            high[i][p] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(cell + 8);
+        }
+    }
+    for (uint32_t k = 0; k < count; k++) {
+        __m256 w_low[4];
+        __m256 w_high[4];
+#pragma GCC unroll 4
+        for (uint32_t p = 0; p < panels; p++) {
+            const unsigned char *at = w + p * w_stride + (size_t)k * KERNELS_PANEL * size;
+            if (is_bf16) {
+                __m256i pairs = _mm256_load_si256((const __m256i *)(const void *)at);
+                w_low[p] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+                w_high[p] = _mm256_castsi256_ps(
+                    _mm256_and_si256(pairs, _mm256_set1_epi32((int32_t)0xffff0000u)));
+            } else {
+                w_low[p] = _mm256_load_ps((const float *)(const void *)at);
+                w_high[p] = _mm256_load_ps((const float *)(const void *)at + 8);
+            }
+        }
+#pragma GCC unroll 6
+        for (uint32_t i = 0; i < rows; i++) {
+            __m256 value = _mm256_broadcast_ss(x + i * gemm->x_stride + k);
+#pragma GCC unroll 4
+            for (uint32_t p = 0; p < panels; p++) {
+                low[i][p] = _mm256_fmadd_ps(w_low[p], value, low[i][p]);
+                high[i][p] = _mm256_fmadd_ps(w_high[p], value, high[i][p]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (uint32_t i = 0; i < rows; i++) {
+#pragma GCC unroll 4
+        for (uint32_t p = 0; p < panels; p++) {
+            float *cell = y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL;
+            _mm256_storeu_ps(cell, low[i][p]);
+            _mm256_storeu_ps(cell + 8, high[i][p]);
+        }
+    }
+}
+
+INLINE void tile_rows(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
+                      uint32_t first, uint32_t count, const bool is_bf16) {
+    switch (rows) {
+    case 1: tile(gemm, row, panel, first, count, 1, 1, is_bf16); break;
+    case 2: tile(gemm, row, panel, first, count, 2, 1, is_bf16); break;
+    case 3: tile(gemm, row, panel, first, count, 3, 1, is_bf16); break;
+    case 4: tile(gemm, row, panel, first, count, 4, 1, is_bf16); break;
+    case 5: tile(gemm, row, panel, first, count, 5, 1, is_bf16); break;
+    case 6: tile(gemm, row, panel, first, count, 6, 1, is_bf16); break;
+    default: break; /* a tile has at most TILE_ROWS rows */
+    }
+}
+
+/* Few rows: several panels side by side, so that enough chains hide the multiplier's latency. */
+INLINE uint32_t gemm_few(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end,
+                         const bool is_bf16) {
+    uint32_t cols = gemm->weights->cols;
+    for (; gemm->count == 1 && panel + 4 <= panel_end; panel += 4) {
+        tile(gemm, 0, panel, 0, cols, 1, 4, is_bf16);
+    }
+    for (; gemm->count == 2 && panel + 3 <= panel_end; panel += 3) {
+        tile(gemm, 0, panel, 0, cols, 2, 3, is_bf16);
+    }
+    for (; gemm->count == 3 && panel + 2 <= panel_end; panel += 2) {
+        tile(gemm, 0, panel, 0, cols, 3, 2, is_bf16);
+    }
+    return panel;
+}
+
+INLINE void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end,
+                        const bool is_bf16) {
+    uint32_t cols = gemm->weights->cols;
+    uint32_t tiles = (gemm->count + TILE_ROWS - 1) / TILE_ROWS;
+    uint32_t cols_step = tiles > 1 ? TILE_COLS : cols;
+    uint32_t panel = gemm_few(gemm, panel_first, panel_end, is_bf16);
+    for (; panel < panel_end; panel++) {
+        for (uint32_t first = 0; first < cols; first += cols_step) {
+            uint32_t count = cols - first < cols_step ? cols - first : cols_step;
+            /* Rows are spread evenly: seven are four and three, not six and a slow single one. */
+            for (uint32_t i = 0; i < tiles; i++) {
+                uint32_t row = (uint32_t)((uint64_t)gemm->count * i / tiles);
+                uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / tiles);
+                tile_rows(gemm, row, row_end - row, panel, first, count, is_bf16);
+            }
+        }
+    }
+}
+
+static void avx2_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end) {
+    if (gemm->weights->dtype == KERNELS_BF16) {
+        gemm_panels(gemm, panel_first, panel_end, true);
+    } else {
+        gemm_panels(gemm, panel_first, panel_end, false);
+    }
+}
+
+/* ---- row operations ---- */
+
+static void avx2_rms_norm(float *out, const float *x, const float *weight, uint32_t width,
+                          float epsilon) {
+    __m256 sum = _mm256_setzero_ps();
+    for (uint32_t i = 0; i < width; i += 8) {
+        __m256 value = load_some(x + i, width - i < 8 ? width - i : 8);
+        sum = _mm256_fmadd_ps(value, value, sum);
+    }
+    float scale = 1.0f / sqrtf(sum_lanes(sum) / (float)width + epsilon);
+    for (uint32_t i = 0; i < width; i += 8) {
+        uint32_t count = width - i < 8 ? width - i : 8;
+        __m256 value = _mm256_mul_ps(load_some(x + i, count), _mm256_set1_ps(scale));
+        store_some(out + i, _mm256_mul_ps(value, load_some(weight + i, count)), count);
+    }
+}
+
+static void avx2_rotary(float *x, const float *cosine, const float *sine, uint32_t heads,
+                        uint32_t head_dim) {
+    uint32_t half = head_dim / 2;
+    for (uint32_t i = 0; i < half; i += 8) {
+        uint32_t count = half - i < 8 ? half - i : 8;
+        __m256 c = load_some(cosine + i, count);
+        __m256 s = load_some(sine + i, count);
+        for (uint32_t head = 0; head < heads; head++) {
+            float *low = x + (size_t)head * head_dim + i;
+            float *high = low + half;
+            __m256 a = load_some(low, count);
+            __m256 b = load_some(high, count);
+            store_some(low, _mm256_fmsub_ps(a, c, _mm256_mul_ps(b, s)), count);
+            store_some(high, _mm256_fmadd_ps(b, c, _mm256_mul_ps(a, s)), count);
+        }
+    }
+}
+
+static void avx2_silu_mul(float *out, const float *gate, const float *up, size_t count) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    for (size_t i = 0; i < count; i += 8) {
+        uint32_t some = count - i < 8 ? (uint32_t)(count - i) : 8;
+        __m256 g = load_some(gate + i, some);
+        __m256 e = exp_lanes(_mm256_xor_ps(g, _mm256_set1_ps(-0.0f)));
+        __m256 silu = _mm256_div_ps(g, _mm256_add_ps(one, e));
+        store_some(out + i, _mm256_mul_ps(silu, load_some(up + i, some)), some);
+    }
+}
+
+static void avx2_add(float *out, const float *x, size_t count) {
+    for (size_t i = 0; i < count; i += 8) {
+        uint32_t some = count - i < 8 ? (uint32_t)(count - i) : 8;
+        store_some(out + i, _mm256_add_ps(load_some(out + i, some), load_some(x + i, some)), some);
+    }
+}
+
+static void avx2_widen(float *to, const void *from, enum kernels_dtype dtype, size_t count) {
+    if (dtype != KERNELS_BF16) {
+        kernels_c.widen(to, from, dtype, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i += 8) {
+        uint32_t some = count - i < 8 ? (uint32_t)(count - i) : 8;
+        store_some(to + i, load_kv((const unsigned char *)from + i * 2, true, 0, some), some);
+    }
+}
+
+static void avx2_store(void *to, enum kernels_dtype dtype, const float *from, size_t count) {
+    kernels_c.store(to, dtype, from, count); /* one row per token and layer: not worth vectors */
+}
+
+/* ---- attention ---- */
+
+struct rows {
+    const unsigned char *k[KERNELS_ATTENTION_BLOCK];
+    const unsigned char *v[KERNELS_ATTENTION_BLOCK];
+};
+
+/* Addresses of the rows [first, first + count), head's first value included. Past count, up to the
+ * next multiple of 8, the last row repeats: it is computed and thrown away. */
+static void rows_find(const struct kernels_attention *a, uint32_t first, uint32_t count,
+                      size_t head_bytes, struct rows *rows) {
+    uint32_t page = first / a->page_tokens;
+    uint32_t in_page = first % a->page_tokens;
+    for (uint32_t t = 0; t < count; t++) {
+        uint64_t at =
+            (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes + head_bytes;
+        rows->k[t] = a->base + at + a->k_offset;
+        rows->v[t] = a->base + at + a->v_offset;
+        if (++in_page == a->page_tokens) {
+            in_page = 0;
+            page++;
+        }
+    }
+    for (uint32_t t = count; t % 8 != 0; t++) {
+        rows->k[t] = rows->k[count - 1];
+    }
+}
+
+/* Eight dot products; each is one chain of lanes over the dimension, then sum_lanes' order. */
+INLINE __m256 dots(const float *q, const unsigned char *const *k, uint32_t dim,
+                   const bool is_bf16) {
+    __m256 sum[8];
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < 8; t++) {
+        sum[t] = _mm256_setzero_ps();
+    }
+    uint32_t i = 0;
+    for (; i + 8 <= dim; i += 8) {
+        __m256 value = _mm256_loadu_ps(q + i);
+#pragma GCC unroll 8
+        for (uint32_t t = 0; t < 8; t++) {
+            sum[t] = _mm256_fmadd_ps(value, load_kv(k[t], is_bf16, i, 8), sum[t]);
+        }
+    }
+    if (i < dim) {
+        __m256 value = load_some(q + i, dim - i);
+#pragma GCC unroll 8
+        for (uint32_t t = 0; t < 8; t++) {
+            sum[t] = _mm256_fmadd_ps(value, load_kv(k[t], is_bf16, i, dim - i), sum[t]);
+        }
+    }
+    float result[8];
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < 8; t++) {
+        result[t] = sum_lanes(sum[t]);
+    }
+    return _mm256_loadu_ps(result);
+}
+
+/* out[i .. i + 8 * vectors) = out * keep + sum of weight[t] * v[t], t upwards in one chain. The
+ * last vector holds `last` values. */
+INLINE void values(float *out, const float *weight, const unsigned char *const *v, uint32_t i,
+                   uint32_t count, float keep, uint32_t last, const uint32_t vectors,
+                   const bool is_bf16) {
+    __m256 sum[8];
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < vectors; j++) {
+        sum[j] = _mm256_setzero_ps();
+    }
+    for (uint32_t t = 0; t < count; t++) {
+        __m256 by = _mm256_broadcast_ss(weight + t);
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < vectors; j++) {
+            uint32_t some = j + 1 == vectors ? last : 8;
+            sum[j] = _mm256_fmadd_ps(by, load_kv(v[t], is_bf16, i + j * 8, some), sum[j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < vectors; j++) {
+        uint32_t some = j + 1 == vectors ? last : 8;
+        __m256 old = load_some(out + i + j * 8, some);
+        store_some(out + i + j * 8, _mm256_fmadd_ps(old, _mm256_set1_ps(keep), sum[j]), some);
+    }
+}
+
+struct softmax {
+    float largest;
+    float total;
+};
+
+INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows, uint32_t count,
+                         uint32_t head, struct softmax *state, const bool is_bf16) {
+    const float *q = a->q + (size_t)head * a->head_dim;
+    float *out = a->out + (size_t)head * a->head_dim;
+    _Alignas(32) float score[KERNELS_ATTENTION_BLOCK];
+    __m256 largest = _mm256_set1_ps(-INFINITY);
+    __m256 scale = _mm256_set1_ps(a->scale);
+    for (uint32_t t = 0; t < count; t += 8) {
+        __m256 value = _mm256_mul_ps(dots(q, rows->k + t, a->head_dim, is_bf16), scale);
+        if (count - t < 8) {
+            __m256 is_real = _mm256_castsi256_ps(tail_mask(count - t));
+            value = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), value, is_real);
+        }
+        _mm256_store_ps(score + t, value);
+        largest = _mm256_max_ps(value, largest);
+    }
+    float block_largest = largest_lane(largest);
+    float merged = block_largest > state->largest ? block_largest : state->largest;
+    float keep = exp_one(state->largest - merged);
+    __m256 sum = _mm256_setzero_ps();
+    for (uint32_t t = 0; t < count; t += 8) {
+        __m256 value = exp_lanes(_mm256_sub_ps(_mm256_load_ps(score + t), _mm256_set1_ps(merged)));
+        _mm256_store_ps(score + t, value);
+        sum = _mm256_add_ps(sum, value);
+    }
+    uint32_t dim = a->head_dim;
+    uint32_t i = 0;
+    for (; i + 64 <= dim; i += 64) {
+        values(out, score, rows->v, i, count, keep, 8, 8, is_bf16);
+    }
+    for (; i + 8 <= dim; i += 8) {
+        values(out, score, rows->v, i, count, keep, 8, 1, is_bf16);
+    }
+    if (i < dim) {
+        values(out, score, rows->v, i, count, keep, dim - i, 1, is_bf16);
+    }
+    state->total = state->total * keep + sum_lanes(sum);
+    state->largest = merged;
+}
+
+/* Query heads of one KV head that share each block while it is in the cache. */
+#define GROUP_MAX 16u
+
+INLINE void attend_group(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
+                         uint32_t head_count, const bool is_bf16) {
+    struct softmax state[GROUP_MAX];
+    struct rows rows;
+    uint32_t dim = a->head_dim;
+    float *out = a->out + (size_t)head_first * dim;
+    size_t head_bytes = (size_t)kv_head * dim * (is_bf16 ? 2 : 4);
+    memset(out, 0, (size_t)head_count * dim * sizeof(float));
+    for (uint32_t i = 0; i < head_count; i++) {
+        state[i] = (struct softmax){.largest = -INFINITY, .total = 0.0f};
+    }
+    for (uint32_t first = 0; first < a->length; first += KERNELS_ATTENTION_BLOCK) {
+        uint32_t count = a->length - first;
+        count = count < KERNELS_ATTENTION_BLOCK ? count : KERNELS_ATTENTION_BLOCK;
+        rows_find(a, first, count, head_bytes, &rows);
+        for (uint32_t i = 0; i < head_count; i++) {
+            attend_block(a, &rows, count, head_first + i, &state[i], is_bf16);
+        }
+    }
+    for (uint32_t i = 0; i < head_count; i++) {
+        for (uint32_t j = 0; j < dim; j++) {
+            out[(size_t)i * dim + j] /= state[i].total;
+        }
+    }
+}
+
+static void attend_f32(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
+                       uint32_t head_count) {
+    attend_group(a, kv_head, head_first, head_count, false);
+}
+static void attend_bf16(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
+                        uint32_t head_count) {
+    attend_group(a, kv_head, head_first, head_count, true);
+}
+
+static void avx2_attention(const struct kernels_attention *a, uint32_t kv_head_first,
+                           uint32_t kv_head_end) {
+    uint32_t group = a->heads / a->kv_heads;
+    for (uint32_t kv_head = kv_head_first; kv_head < kv_head_end; kv_head++) {
+        for (uint32_t first = 0; first < group; first += GROUP_MAX) {
+            uint32_t count = group - first < GROUP_MAX ? group - first : GROUP_MAX;
+            if (a->kv_dtype == KERNELS_BF16) {
+                attend_bf16(a, kv_head, kv_head * group + first, count);
+            } else {
+                attend_f32(a, kv_head, kv_head * group + first, count);
+            }
+        }
+    }
+}
+
+const struct kernels kernels_avx2 = {
+    .name = "avx2",
+    .gemm = avx2_gemm,
+    .rms_norm = avx2_rms_norm,
+    .rotary = avx2_rotary,
+    .silu_mul = avx2_silu_mul,
+    .add = avx2_add,
+    .widen = avx2_widen,
+    .store = avx2_store,
+    .attention = avx2_attention,
+};

@@ -1,0 +1,62 @@
+#include "kernels/kernels.h"
+
+#include "base/check.h"
+#include "kernels/cpu/convert.h"
+
+#include <string.h>
+
+uint64_t kernels_weights_bytes(enum kernels_dtype dtype, uint32_t rows, uint32_t cols) {
+    return (uint64_t)kernels_panels(rows) * KERNELS_PANEL * cols * kernels_dtype_bytes(dtype);
+}
+
+/* Where value j of a panel's column lies among the 16: BF16 pairs (j, j + 8) share a 32-bit word,
+ * so that eight words widen to two registers with one shift and one mask. */
+static uint32_t pack_slot(enum kernels_dtype dtype, uint32_t j) {
+    if (dtype == KERNELS_F32) {
+        return j;
+    }
+    return j < 8 ? j * 2 : (j - 8) * 2 + 1;
+}
+
+static float pack_read(const unsigned char *source, enum kernels_dtype dtype) {
+    uint16_t half;
+    float value;
+    switch (dtype) {
+    case KERNELS_F32: memcpy(&value, source, sizeof(value)); return value;
+    case KERNELS_F16: memcpy(&half, source, sizeof(half)); return convert_from_f16(half);
+    case KERNELS_BF16: memcpy(&half, source, sizeof(half)); return convert_from_bf16(half);
+    }
+    return 0.0f;
+}
+
+void kernels_weights_pack(struct kernels_weights *weights, uint32_t row_first, const void *source,
+                          enum kernels_dtype source_dtype, uint32_t row_count) {
+    CHECK(weights->dtype == KERNELS_F32 ||
+          (weights->dtype == KERNELS_BF16 && source_dtype == KERNELS_BF16));
+    CHECK_OP((uint64_t)row_first + row_count, <=, weights->rows);
+    uint32_t cols = weights->cols;
+    uint32_t size = kernels_dtype_bytes(source_dtype);
+    const unsigned char *from = source;
+    /* Panel by panel, columns inside, so that the writes go forward through memory. */
+    for (uint32_t row = 0; row < row_count;) {
+        uint32_t target = row_first + row;
+        uint32_t in_panel = target % KERNELS_PANEL;
+        uint32_t take = KERNELS_PANEL - in_panel;
+        take = take < row_count - row ? take : row_count - row;
+        size_t panel = (size_t)(target / KERNELS_PANEL) * cols * KERNELS_PANEL;
+        const unsigned char *rows = from + (size_t)row * cols * size;
+        for (uint32_t k = 0; k < cols; k++) {
+            for (uint32_t j = 0; j < take; j++) {
+                const unsigned char *cell = rows + ((size_t)j * cols + k) * size;
+                size_t slot =
+                    panel + (size_t)k * KERNELS_PANEL + pack_slot(weights->dtype, in_panel + j);
+                if (weights->dtype == KERNELS_F32) {
+                    ((float *)weights->data)[slot] = pack_read(cell, source_dtype);
+                } else {
+                    memcpy((unsigned char *)weights->data + slot * 2, cell, 2);
+                }
+            }
+        }
+        row += take;
+    }
+}

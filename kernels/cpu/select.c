@@ -1,0 +1,24 @@
+#include "kernels/kernels.h"
+
+#include "kernels/cpu/tables.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+static bool cpu_has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+
+const struct kernels *kernels_select(const char *name) {
+#if defined(__x86_64__)
+    if ((name == NULL || strcmp(name, "avx2") == 0) && cpu_has_avx2()) {
+        return &kernels_avx2;
+    }
+#endif
+    if (name == NULL || strcmp(name, "c") == 0) {
+        return &kernels_c;
+    }
+    return NULL;
+}

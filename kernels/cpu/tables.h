@@ -1,0 +1,11 @@
+/* The CPU backends' tables; kernels_select is the way to them. */
+#ifndef KERNELS_CPU_TABLES_H
+#define KERNELS_CPU_TABLES_H
+
+#include "kernels/kernels.h"
+
+extern const struct kernels kernels_c;
+/* Runs only on a CPU with AVX2 and FMA. */
+extern const struct kernels kernels_avx2;
+
+#endif

@@ -1,0 +1,125 @@
+/* One backend table: every arithmetic operation the engine needs, each a pure function of memory.
+ *
+ * The rule that everything rests on: a result element is reduced in one fixed order, whatever
+ * range, batch, tile or thread it is computed in. So matrix products run over k from 0 upwards in
+ * one chain for each element, and attention is cut into blocks of KERNELS_ATTENTION_BLOCK tokens at
+ * absolute positions, merged in order. Ranges (panels, heads, rows) let threads share one call.
+ * The two CPU backends, "c" (the oracle) and "avx2", take the same packed weights. All entries are
+ * present in every CPU table. Nothing here allocates, blocks or fails. */
+#ifndef KERNELS_KERNELS_H
+#define KERNELS_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KERNELS_VERSION         1u  /* raised by every change that may change one bit of a result */
+#define KERNELS_PANEL           16u /* outputs of one panel of packed weights */
+#define KERNELS_ATTENTION_BLOCK 64u
+
+enum kernels_dtype {
+    KERNELS_F32 = 1,
+    KERNELS_F16 = 2, /* only as a source of weights_pack and in widen */
+    KERNELS_BF16 = 3,
+};
+
+/* A matrix [rows, cols] packed into panels of 16 rows: for each panel, for each column k, 16 values
+ * (F32 in order; BF16 as eight pairs (j, j + 8)). The rows of the last panel are padded with zeros.
+ */
+struct kernels_weights {
+    enum kernels_dtype dtype; /* F32 or BF16 */
+    uint32_t rows;
+    uint32_t cols;
+    void *data; /* kernels_weights_bytes, 64-aligned */
+};
+
+static inline uint32_t kernels_panels(uint32_t rows) {
+    return (rows + KERNELS_PANEL - 1) / KERNELS_PANEL;
+}
+
+/* y = x * weights^T for `count` rows of x. */
+struct kernels_gemm {
+    const struct kernels_weights *weights;
+    const float *x; /* [count, cols], rows x_stride apart */
+    size_t x_stride;
+    float *y; /* [count, panels * 16], rows y_stride apart; the padding is written (zeros) */
+    size_t y_stride;
+    uint32_t count; /* any, also 0 */
+};
+
+/* One token's attention over the paged KV rows [0, length). */
+struct kernels_attention {
+    const float *q;            /* [heads, head_dim] */
+    float *out;                /* [heads, head_dim] */
+    const unsigned char *base; /* the pool */
+    uint64_t page_bytes;
+    uint64_t k_offset; /* of this layer's K and V rows from the start of a page */
+    uint64_t v_offset;
+    uint64_t row_bytes;    /* kv_heads * head_dim values of kv_dtype */
+    const uint32_t *pages; /* page of each page_tokens positions */
+    uint32_t page_tokens;
+    uint32_t length; /* >= 1 */
+    uint32_t heads;  /* a multiple of kv_heads */
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    enum kernels_dtype kv_dtype; /* F32 or BF16 */
+    float scale;                 /* multiplies q.k */
+};
+
+struct kernels {
+    const char *name;
+
+    /* Computes the outputs of panels [panel_first, panel_end) in all rows. */
+    void (*gemm)(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end);
+
+    /* out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i] for one row; out may be x. width >= 1.
+     */
+    void (*rms_norm)(float *out, const float *x, const float *weight, uint32_t width,
+                     float epsilon);
+
+    /* Rotates `heads` consecutive heads in place; pairs are (i, i + head_dim / 2), head_dim even.
+     * cosine, sine: [head_dim / 2] of the token's position. */
+    void (*rotary)(float *x, const float *cosine, const float *sine, uint32_t heads,
+                   uint32_t head_dim);
+
+    /* out[i] = gate[i] / (1 + e^-gate[i]) * up[i]; out may be gate or up. */
+    void (*silu_mul)(float *out, const float *gate, const float *up, size_t count);
+
+    /* out[i] += x[i]. */
+    void (*add)(float *out, const float *x, size_t count);
+
+    /* to[i] = from[i] of any dtype, exactly (embedding rows, norms). */
+    void (*widen)(float *to, const void *from, enum kernels_dtype dtype, size_t count);
+
+    /* Writes one KV row: F32 copied, BF16 rounded to nearest even (NaN stays NaN). */
+    void (*store)(void *to, enum kernels_dtype dtype, const float *from, size_t count);
+
+    /* Softmax attention of the query heads that belong to KV heads [kv_head_first, kv_head_end). */
+    void (*attention)(const struct kernels_attention *attention, uint32_t kv_head_first,
+                      uint32_t kv_head_end);
+};
+
+/* "c", "avx2", or NULL for the best this CPU can run. NULL if unknown or not supported by the CPU.
+ * The tables are static: the pointer lives for ever. Any thread. */
+const struct kernels *kernels_select(const char *name);
+
+/* Bytes of packed data for a matrix; dtype F32 or BF16. */
+uint64_t kernels_weights_bytes(enum kernels_dtype dtype, uint32_t rows, uint32_t cols);
+/* Packs source rows [row_count, cols] of source_dtype as rows [row_first, row_first + row_count) of
+ * `weights` (data zeroed before the first call). The source may be unaligned. BF16 weights take
+ * BF16 sources only; F32 weights take all. */
+void kernels_weights_pack(struct kernels_weights *weights, uint32_t row_first, const void *source,
+                          enum kernels_dtype source_dtype, uint32_t row_count);
+
+static inline uint32_t kernels_dtype_bytes(enum kernels_dtype dtype) {
+    return dtype == KERNELS_F32 ? 4u : 2u;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
