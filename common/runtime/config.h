@@ -2,7 +2,8 @@
  *
  * The table drives --flag value, --flag=value, BATON_FLAG in the environment (dashes become
  * underscores), --help and --version. A wrong value is one sentence that names the flag, the value
- * and what is accepted; an unknown flag names the nearest known one. Nothing is read later: what
+ * and what is accepted; an unknown flag names the nearest known one. A value that starts with two
+ * dashes needs the --flag=value form. Nothing is read later: what
  * the program runs with is what config_describe prints. Texts in the settings are borrowed from
  * argv, the environment or the table and live as long as the process. Main thread, at start. */
 #ifndef RUNTIME_CONFIG_H

@@ -30,7 +30,8 @@ enum log_level {
 };
 enum log_format {
     LOG_FORMAT_HUMAN, /* 2026-01-01T00:00:00.123Z INFO router/r1 worker registered id w1 pid 7 */
-    LOG_FORMAT_JSON,  /* {"time":...,"level":"info","role":...,"id":...,"message":...,"pid":7} */
+    LOG_FORMAT_JSON,  /* {"time":...,"level":"info","role":...,"instance":...,"message":...,"pid":7}
+                       */
 };
 
 /* Members of a program's settings, filled by config through LOG_CONFIG_ENTRIES. */

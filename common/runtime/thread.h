@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "base/bytes.h"
 #include "base/status.h"
@@ -25,18 +26,20 @@ struct beat {
     char name[THREAD_NAME_CAP];
     struct span limit;
     clockid_t cpu_clock; /* of the thread that registered */
-    int64_t seen_ns;     /* these four: guarded by the list's lock */
+    int64_t seen_ns;     /* this and all below: guarded by the list's lock */
     struct span silent;  /* observed time since at_ns last changed */
     struct beat *prev;
     struct beat *next;
     bool is_registered;
+    bool is_reported;
 };
 
 struct thread;
 typedef void (*thread_fn)(struct thread *self, void *arg);
 
 struct thread_config {
-    const char *name; /* 1 to 15 characters: CHECKed; shown by top -H, /debug/threads and metrics */
+    const char *
+        name; /* 1 to 15 of printable ASCII: CHECKed; shown by top -H, /debug/threads and metrics */
     thread_fn fn;
     void *arg;
     struct span beat_limit; /* silence that the watchdog tolerates; > 0 */
@@ -54,8 +57,8 @@ struct thread {
     atomic_bool is_stop_asked;
 };
 
-/* Starts a thread with all signals blocked. thread: the caller's memory until joined.
- * STATUS_BUSY if the system has no thread left. */
+/* Starts a thread with all signals blocked but those of faults. thread: the caller's memory until
+ * joined. STATUS_BUSY if the system has no thread left. */
 MUST_USE enum status thread_start(struct thread *thread, const struct thread_config *config);
 /* Sets a flag that fn may poll; wakes nobody (post a mail for that). Any thread. */
 void thread_ask_stop(struct thread *thread);
@@ -92,7 +95,8 @@ struct thread_view {
 uint32_t thread_snapshot(struct thread_view *views, uint32_t cap);
 /* Writes a JSON array of {"name","beat_age_ms","limit_ms","cpu_seconds"}; no line break. */
 void thread_describe(struct writer *writer);
-/* True when every registered thread beat within its limit (/livez). */
+/* True when every registered thread beat within its limit (/livez): by the watchdog's observed time
+ * while it runs and beats itself, else by the plain clock. */
 bool threads_are_alive(void);
 
 #endif

@@ -1,0 +1,316 @@
+#include "runtime/thread.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "runtime/clock.h"
+#include "runtime/log.h"
+
+#define WATCHDOG_TICK_MS  100
+#define WATCHDOG_LIMIT_MS 5000
+
+static pthread_mutex_t beats_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of this block */
+static struct beat *beats_first;
+static struct beat *beats_last;
+static uint32_t beats_count;
+
+static struct {
+    struct thread thread;
+    pthread_mutex_t lock; /* guards nothing but the wait */
+    pthread_cond_t stop;
+    watchdog_hook hook;
+    atomic_bool is_running;
+    _Atomic uint64_t pauses;
+} watchdog = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void beats_acquire(void) {
+    CHECK(pthread_mutex_lock(&beats_lock) == 0);
+}
+
+static void beats_release(void) {
+    CHECK(pthread_mutex_unlock(&beats_lock) == 0);
+}
+
+/* Names go into JSON and metric labels as they are. */
+static void thread_name_check(const char *name) {
+    size_t len = strlen(name);
+    CHECK(len > 0 && len < THREAD_NAME_CAP);
+    for (size_t i = 0; i < len; i++) {
+        CHECK(name[i] > ' ' && name[i] < 0x7f && name[i] != '"' && name[i] != '\\');
+    }
+}
+
+void thread_beat(struct beat *beat) {
+    atomic_store_explicit(&beat->at_ns, clock_now().ns, memory_order_relaxed);
+}
+
+void beat_register(struct beat *beat, const char *name, struct span limit) {
+    thread_name_check(name);
+    CHECK_OP(limit.ns, >, 0);
+    char copy[THREAD_NAME_CAP]; /* name may be the beat's own */
+    text_copy(copy, sizeof copy, name);
+    *beat = (struct beat){.limit = limit};
+    text_copy(beat->name, sizeof beat->name, copy);
+    CHECK(pthread_setname_np(pthread_self(), beat->name) == 0);
+    CHECK(pthread_getcpuclockid(pthread_self(), &beat->cpu_clock) == 0);
+    thread_beat(beat);
+    beat->seen_ns = atomic_load_explicit(&beat->at_ns, memory_order_relaxed);
+    beats_acquire();
+    beat->is_registered = true;
+    beat->prev = beats_last;
+    if (beats_last == NULL) {
+        beats_first = beat;
+    } else {
+        beats_last->next = beat;
+    }
+    beats_last = beat;
+    beats_count++;
+    beats_release();
+}
+
+void beat_unregister(struct beat *beat) {
+    beats_acquire();
+    if (beat->is_registered) {
+        if (beat->prev == NULL) {
+            beats_first = beat->next;
+        } else {
+            beat->prev->next = beat->next;
+        }
+        if (beat->next == NULL) {
+            beats_last = beat->prev;
+        } else {
+            beat->next->prev = beat->prev;
+        }
+        beat->is_registered = false;
+        beats_count--;
+    }
+    beats_release();
+}
+
+static void *thread_main(void *arg) {
+    struct thread *thread = arg;
+    beat_register(&thread->beat, thread->beat.name, thread->beat.limit);
+    thread->fn(thread, thread->arg);
+    beat_unregister(&thread->beat);
+    CHECK(pthread_mutex_lock(&thread->done_lock) == 0);
+    thread->is_done = true;
+    CHECK(pthread_cond_signal(&thread->done) == 0);
+    CHECK(pthread_mutex_unlock(&thread->done_lock) == 0);
+    return NULL;
+}
+
+static void thread_sync_init(pthread_mutex_t *lock, pthread_cond_t *cond) {
+    pthread_condattr_t attributes;
+    CHECK(pthread_condattr_init(&attributes) == 0);
+    CHECK(pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0);
+    CHECK(pthread_cond_init(cond, &attributes) == 0);
+    CHECK(pthread_condattr_destroy(&attributes) == 0);
+    CHECK(pthread_mutex_init(lock, NULL) == 0);
+}
+
+enum status thread_start(struct thread *thread, const struct thread_config *config) {
+    CHECK(config->fn != NULL && config->name != NULL);
+    thread_name_check(config->name);
+    CHECK_OP(config->beat_limit.ns, >, 0);
+    *thread = (struct thread){.fn = config->fn, .arg = config->arg};
+    thread->beat.limit = config->beat_limit;
+    text_copy(thread->beat.name, sizeof thread->beat.name, config->name);
+    thread_sync_init(&thread->done_lock, &thread->done);
+
+    /* A blocked fault signal would kill without a report, so those stay open. */
+    sigset_t blocked;
+    sigset_t before;
+    CHECK(sigfillset(&blocked) == 0);
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        CHECK(sigdelset(&blocked, faults[i]) == 0);
+    }
+    CHECK(pthread_sigmask(SIG_SETMASK, &blocked, &before) == 0);
+    int rc = pthread_create(&thread->handle, NULL, thread_main, thread);
+    CHECK(pthread_sigmask(SIG_SETMASK, &before, NULL) == 0);
+    if (rc != 0) {
+        CHECK_OP(rc, ==, EAGAIN);
+        CHECK(pthread_cond_destroy(&thread->done) == 0);
+        CHECK(pthread_mutex_destroy(&thread->done_lock) == 0);
+        return STATUS_BUSY;
+    }
+    thread->is_started = true;
+    return STATUS_OK;
+}
+
+void thread_ask_stop(struct thread *thread) {
+    atomic_store_explicit(&thread->is_stop_asked, true, memory_order_release);
+}
+
+bool thread_stop_asked(const struct thread *thread) {
+    return atomic_load_explicit(&thread->is_stop_asked, memory_order_acquire);
+}
+
+enum status thread_join(struct thread *thread, struct instant deadline) {
+    if (!thread->is_started) {
+        return STATUS_OK;
+    }
+    /* Waiting for a flag first, not pthread_clockjoin_np: the sanitizers know only these calls. */
+    struct timespec until = clock_to_timespec(deadline);
+    CHECK(pthread_mutex_lock(&thread->done_lock) == 0);
+    int rc = 0;
+    while (!thread->is_done && rc == 0) {
+        rc = pthread_cond_timedwait(&thread->done, &thread->done_lock, &until);
+        CHECK(rc == 0 || rc == ETIMEDOUT);
+    }
+    bool is_done = thread->is_done;
+    CHECK(pthread_mutex_unlock(&thread->done_lock) == 0);
+    if (!is_done) {
+        return STATUS_TIMEOUT;
+    }
+    CHECK(pthread_join(thread->handle, NULL) == 0);
+    CHECK(pthread_cond_destroy(&thread->done) == 0);
+    CHECK(pthread_mutex_destroy(&thread->done_lock) == 0);
+    thread->is_started = false;
+    return STATUS_OK;
+}
+
+static void watchdog_exit(const char *name, struct span silent, struct span limit) {
+    LOG_ERROR("thread does not beat, ending the process", LOG_TEXT("thread", name),
+              LOG_SPAN("silent", silent), LOG_SPAN("limit", limit));
+    (void)log_flush(instant_add(clock_now(), span_ms(500))); /* ending either way */
+    _exit(WATCHDOG_EXIT_STATUS);
+}
+
+/* Counts `advance` for all beats; copies the first one newly past its limit. */
+static bool watchdog_judge(struct span advance, struct beat *found) {
+    bool is_found = false;
+    beats_acquire();
+    for (struct beat *beat = beats_first; beat != NULL; beat = beat->next) {
+        int64_t at_ns = atomic_load_explicit(&beat->at_ns, memory_order_relaxed);
+        if (at_ns != beat->seen_ns) {
+            beat->seen_ns = at_ns;
+            beat->silent.ns = 0;
+            beat->is_reported = false;
+            continue;
+        }
+        beat->silent.ns += advance.ns;
+        if (beat->silent.ns > beat->limit.ns && !beat->is_reported && !is_found) {
+            beat->is_reported = true;
+            is_found = true;
+            text_copy(found->name, sizeof found->name, beat->name);
+            found->silent = beat->silent;
+            found->limit = beat->limit;
+        }
+    }
+    beats_release();
+    return is_found;
+}
+
+static void watchdog_main(struct thread *self, void *arg) {
+    (void)arg; /* one watchdog, static */
+    struct clock_observer observer;
+    clock_observer_init(&observer);
+    struct instant before = observer.observed;
+    while (!thread_stop_asked(self)) {
+        struct timespec until =
+            clock_to_timespec(instant_add(clock_now(), span_ms(WATCHDOG_TICK_MS)));
+        CHECK(pthread_mutex_lock(&watchdog.lock) == 0);
+        int rc = 0;
+        while (rc == 0 && !thread_stop_asked(self)) {
+            rc = pthread_cond_timedwait(&watchdog.stop, &watchdog.lock, &until);
+            CHECK(rc == 0 || rc == ETIMEDOUT);
+        }
+        CHECK(pthread_mutex_unlock(&watchdog.lock) == 0);
+        thread_beat(&self->beat);
+        struct instant now = clock_observe(&observer);
+        atomic_store_explicit(&watchdog.pauses, observer.pauses, memory_order_relaxed);
+        struct beat found = {.is_registered = false};
+        if (watchdog_judge(instant_since(now, before), &found)) {
+            watchdog.hook(found.name, found.silent, found.limit);
+        }
+        before = now;
+    }
+}
+
+enum status watchdog_start(watchdog_hook hook) {
+    CHECK(!atomic_load(&watchdog.is_running));
+    watchdog.hook = hook != NULL ? hook : watchdog_exit;
+    CHECK(pthread_mutex_destroy(&watchdog.lock) == 0);
+    thread_sync_init(&watchdog.lock, &watchdog.stop);
+    struct thread_config config = {
+        .name = "watchdog", .fn = watchdog_main, .beat_limit = span_ms(WATCHDOG_LIMIT_MS)};
+    enum status status = thread_start(&watchdog.thread, &config);
+    atomic_store(&watchdog.is_running, status == STATUS_OK);
+    return status;
+}
+
+void watchdog_stop(void) {
+    if (!atomic_load(&watchdog.is_running)) {
+        return;
+    }
+    thread_ask_stop(&watchdog.thread);
+    CHECK(pthread_mutex_lock(&watchdog.lock) == 0);
+    CHECK(pthread_cond_broadcast(&watchdog.stop) == 0);
+    CHECK(pthread_mutex_unlock(&watchdog.lock) == 0);
+    CHECK(thread_join(&watchdog.thread, INSTANT_NEVER) == STATUS_OK);
+    CHECK(pthread_cond_destroy(&watchdog.stop) == 0);
+    atomic_store(&watchdog.is_running, false);
+}
+
+uint64_t watchdog_pauses(void) {
+    return atomic_load_explicit(&watchdog.pauses, memory_order_relaxed);
+}
+
+uint32_t thread_snapshot(struct thread_view *views, uint32_t cap) {
+    struct instant now = clock_now();
+    uint32_t count = 0;
+    beats_acquire();
+    for (const struct beat *beat = beats_first; beat != NULL; beat = beat->next) {
+        if (count < cap) {
+            struct thread_view *view = &views[count];
+            *view = (struct thread_view){.limit = beat->limit, .cpu_seconds = -1};
+            text_copy(view->name, sizeof view->name, beat->name);
+            int64_t at_ns = atomic_load_explicit(&beat->at_ns, memory_order_relaxed);
+            view->age.ns = now.ns > at_ns ? now.ns - at_ns : 0;
+            view->is_silent = beat->silent.ns > beat->limit.ns;
+            struct timespec cpu;
+            if (clock_gettime(beat->cpu_clock, &cpu) == 0) {
+                view->cpu_seconds = (double)cpu.tv_sec + (double)cpu.tv_nsec / 1e9;
+            }
+        }
+        count++;
+    }
+    beats_release();
+    return count;
+}
+
+#define DESCRIBE_MAX 256
+
+void thread_describe(struct writer *writer) {
+    struct thread_view views[DESCRIBE_MAX];
+    uint32_t count = thread_snapshot(views, DESCRIBE_MAX);
+    writer_text(writer, "[");
+    for (uint32_t i = 0; i < count && i < DESCRIBE_MAX; i++) {
+        writer_printf(writer,
+                      "%s{\"name\":\"%s\",\"beat_age_ms\":%lld,\"limit_ms\":%lld,"
+                      "\"cpu_seconds\":%.3f}",
+                      i > 0 ? "," : "", views[i].name, (long long)span_to_ms(views[i].age),
+                      (long long)span_to_ms(views[i].limit), views[i].cpu_seconds);
+    }
+    writer_text(writer, "]");
+}
+
+bool threads_are_alive(void) {
+    struct instant now = clock_now();
+    bool is_watched = atomic_load(&watchdog.is_running);
+    bool is_alive = true;
+    beats_acquire();
+    for (const struct beat *beat = beats_first; beat != NULL; beat = beat->next) {
+        bool is_judged = is_watched && beat != &watchdog.thread.beat;
+        int64_t age_ns = now.ns - atomic_load_explicit(&beat->at_ns, memory_order_relaxed);
+        if ((is_judged ? beat->silent.ns : age_ns) > beat->limit.ns) {
+            is_alive = false;
+        }
+    }
+    beats_release();
+    return is_alive;
+}
