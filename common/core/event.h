@@ -52,7 +52,7 @@ enum event_kind {
     EVENT_LINK_CLOSED, /* ends EFFECT_LINK_CONNECT .. EFFECT_LINK_CLOSE */
 };
 
-#define REQUEST_STOPS_MAX 16u
+#define EOS_MAX 8u
 
 /* A worker as discovery describes it. Copied by the core. */
 struct worker_info {
@@ -99,6 +99,8 @@ struct event {
             uint32_t token_count;
             uint32_t max_tokens; /* 0 = as much as the context allows */
             const struct sampling *sampling;
+            const uint32_t *eos; /* end-of-sequence ids of the model */
+            uint32_t eos_count;
         } tokenized;
         struct {
             struct call_id call;

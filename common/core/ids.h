@@ -18,7 +18,7 @@ struct slot_id {
     uint64_t v; /* 0 = none */
 };
 struct attempt_id {
-    uint64_t v; /* generation (32) | attempt number (8) | index (24); 0 = none */
+    uint64_t v; /* generation (24) | attempt number (16) | index (24); 0 = none */
 };
 struct incarnation {
     uint64_t v; /* 0 = none */

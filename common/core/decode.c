@@ -1,0 +1,1023 @@
+#include "core/decode.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/prng.h"
+
+#define ROUTER_LINKS(core) &(core)->entries[0].router_link, (uint32_t)sizeof(struct decode_entry)
+#define PEER_LINKS(core)   &(core)->entries[0].peer_link, (uint32_t)sizeof(struct decode_entry)
+#define RUN_LINKS(core)    &(core)->entries[0].run_link, (uint32_t)sizeof(struct decode_entry)
+
+/* One entry's end appends at most: End, Refuse, Disarm. */
+#define EFFECTS_PER_END 4u
+
+const char *decode_state_name(uint32_t state) {
+    switch ((enum decode_state)state) {
+    case DECODE_NONE: return "none";
+    case DECODE_RESERVED: return "reserved";
+    case DECODE_RECEIVING: return "receiving";
+    case DECODE_RUNNING: return "running";
+    case DECODE_LEAVING: return "leaving";
+    }
+    return "unknown";
+}
+
+static void decode_layout(struct decode_core *core, const struct decode_config *config,
+                          struct arena *arena) {
+    uint32_t pages_row_max = (config->context + config->page_tokens - 1) / config->page_tokens + 1;
+    uint64_t row_pages = (uint64_t)config->rows_max * pages_row_max;
+    uint64_t words = (uint64_t)config->page_count * config->page_tokens * 3 +
+                     (uint64_t)config->entries_max * WORDS_UNIT * 2;
+    node_init(&core->node, &config->node, arena);
+    void *slots = arena_take(arena, pool_bytes(config->entries_max));
+    core->entries = arena_take(arena, (uint64_t)config->entries_max * sizeof *core->entries);
+    void *attempts = arena_take(arena, map_bytes(config->entries_max));
+    words_init(&core->words, words > (1u << 30) ? 1u << 30 : (uint32_t)words, arena);
+    pages_init(&core->pages, config->page_count, config->page_tokens, config->secret, arena);
+    core->rows = arena_take(arena, (uint64_t)config->rows_max * sizeof *core->rows);
+    core->row_tokens = arena_take(arena, (uint64_t)config->step_tokens_max * sizeof(uint32_t));
+    core->row_pages = arena_take(arena, row_pages * sizeof(uint32_t));
+    core->out_attempts = arena_take(arena, (uint64_t)config->rows_max * sizeof(uint64_t));
+    core->out_tokens = arena_take(arena, (uint64_t)config->rows_max * sizeof(uint32_t));
+    core->results = arena_take(arena, (uint64_t)config->rows_max * sizeof *core->results);
+    core->finish = arena_take(arena, config->rows_max);
+    core->ids = arena_take(arena, (uint64_t)MESSAGE_IDS_MAX * sizeof(uint64_t));
+    if (slots == NULL) {
+        return;
+    }
+    core->row_pages_cap = (uint32_t)row_pages;
+    pool_init(&core->slots, config->entries_max, slots);
+    map_init(&core->by_attempt, config->entries_max, attempts);
+    list_init(&core->run);
+    list_init(&core->fill);
+    budget_init(&core->budget, config->step_tokens_max);
+    core->config = *config;
+}
+
+uint64_t decode_bytes(const struct decode_config *config) {
+    struct decode_core scratch;
+    struct arena arena;
+    arena_init(&arena, NULL, 0);
+    decode_layout(&scratch, config, &arena);
+    return arena.len;
+}
+
+void decode_init(struct decode_core *core, const struct decode_config *config, void *memory) {
+    CHECK(config->rows_max > 0 && config->step_tokens_max >= config->rows_max);
+    CHECK(config->entries_max > 0 && config->page_count > 0 && config->page_tokens > 0);
+    memset(core, 0, sizeof *core);
+    struct arena arena;
+    arena_init(&arena, memory, decode_bytes(config));
+    decode_layout(core, config, &arena);
+}
+
+/* --- entries -------------------------------------------------------------------------------------
+ */
+
+static uint32_t decode_index(const struct decode_core *core, const struct decode_entry *entry) {
+    return (uint32_t)(entry - core->entries);
+}
+
+static uint32_t *decode_tokens(const struct decode_core *core, const struct decode_entry *entry) {
+    return words_at(&core->words, entry->words);
+}
+
+static uint32_t *decode_pages(const struct decode_core *core, const struct decode_entry *entry) {
+    return words_at(&core->words, entry->words) + entry->total_max;
+}
+
+static uint32_t decode_operations(const struct decode_entry *entry) {
+    return (entry->is_armed ? 1u : 0u) + (entry->is_in_step ? 1u : 0u);
+}
+
+static uint64_t decode_attempt_hash(struct stream_id stream, struct attempt_id attempt) {
+    return mix64(stream.v) ^ attempt.v;
+}
+
+static struct decode_entry *decode_by_slot(struct decode_core *core, struct slot_id slot) {
+    uint32_t index = 0;
+    return pool_find(&core->slots, slot.v, &index) ? &core->entries[index] : NULL;
+}
+
+static struct decode_entry *decode_by_attempt(struct decode_core *core,
+                                              const struct session *session,
+                                              struct attempt_id attempt) {
+    uint32_t cursor = 0;
+    for (;;) {
+        uint32_t at =
+            map_next(&core->by_attempt, decode_attempt_hash(session->stream, attempt), &cursor);
+        if (at == UINT32_MAX) {
+            return NULL;
+        }
+        struct decode_entry *entry = &core->entries[at];
+        if (entry->attempt.v == attempt.v && entry->router_stream.v == session->stream.v) {
+            return entry;
+        }
+    }
+}
+
+static void decode_move(struct decode_core *core, struct decode_entry *entry,
+                        enum decode_state state, struct instant deadline) {
+    ledger_move(&core->node, entry->state, state);
+    entry->state = state;
+    entry->state_since = core->node.now;
+    entry->state_deadline = deadline;
+    core->node.stats.progress++;
+    core->node.stats.progress_at = core->node.now;
+}
+
+/* Memory returns: only when decided and quiet. */
+static void decode_settle(struct decode_core *core, struct decode_entry *entry) {
+    if (entry->state != DECODE_LEAVING || decode_operations(entry) > 0) {
+        return;
+    }
+    CHECK(!entry->router_link.is_linked && !entry->peer_link.is_linked &&
+          !entry->run_link.is_linked);
+    pages_release(&core->pages, decode_pages(core, entry), entry->page_count);
+    words_free(&core->words, entry->words);
+    CHECK(map_remove(&core->by_attempt, decode_attempt_hash(entry->router_stream, entry->attempt),
+                     decode_index(core, entry)));
+    struct terminal terminal = {.id = entry->id,
+                                .attempt = entry->attempt.v,
+                                .at = core->node.now,
+                                .age = instant_since(core->node.now, entry->since),
+                                .state = entry->decided_in,
+                                .outcome = (uint8_t)entry->outcome,
+                                .cause = (uint8_t)entry->cause};
+    text_copy(terminal.label, sizeof terminal.label, entry->label);
+    ledger_end(&core->node, entry->state, &terminal, instant_since(core->node.now, entry->decided));
+    pool_free(&core->slots, entry->id);
+    memset(entry, 0, sizeof *entry);
+}
+
+static void decode_unlink(struct decode_core *core, struct decode_entry *entry) {
+    uint32_t at = decode_index(core, entry);
+    if (entry->router_link.is_linked) {
+        list_remove(&core->node.sessions[entry->router].entries, ROUTER_LINKS(core), at);
+    }
+    if (entry->peer_link.is_linked) {
+        list_remove(&core->node.sessions[entry->peer].entries, PEER_LINKS(core), at);
+    }
+    list_remove(entry->is_filling ? &core->fill : &core->run, RUN_LINKS(core), at);
+}
+
+static void decode_disarm(struct decode_entry *entry, struct effects *out) {
+    if (entry->is_armed && !entry->is_disarming) {
+        entry->is_disarming = true;
+        effects_add(out, EFFECT_LINK_DISARM)->u.disarm.slot.v = entry->id;
+    }
+}
+
+/* Decides an entry's outcome, once: tells R, tells a P that is still sending, starts to leave. */
+static void decode_decide(struct decode_core *core, struct decode_entry *entry,
+                          enum outcome outcome, enum cause cause, enum finish finish,
+                          struct effects *out) {
+    if (entry->state == DECODE_LEAVING) {
+        return;
+    }
+    entry->outcome = outcome;
+    entry->cause = cause;
+    entry->decided_in = (uint8_t)entry->state;
+    entry->decided = core->node.now;
+    struct session *router = &core->node.sessions[entry->router];
+    struct message *end = node_send(&core->node, router, MESSAGE_END, out);
+    end->u.end.attempt = entry->attempt;
+    end->u.end.outcome = outcome;
+    end->u.end.cause = cause;
+    end->u.end.finish = finish;
+    end->u.end.usage.prompt_tokens = entry->prompt_count;
+    end->u.end.usage.cached_tokens = entry->cached;
+    end->u.end.usage.completion_tokens = entry->token_count - entry->prompt_count;
+    if (entry->state == DECODE_RECEIVING && cause != CAUSE_PEER_ABORT) {
+        struct session *peer = &core->node.sessions[entry->peer];
+        struct message *refuse = node_send(&core->node, peer, MESSAGE_REFUSE, out);
+        refuse->u.refuse.slot.v = entry->id;
+        refuse->u.refuse.cause = cause;
+    }
+    if (entry->state == DECODE_RUNNING) {
+        /* Whatever is computed stays useful, however the request ended: every row of it is whole.
+         */
+        pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
+                    entry->computed / core->config.page_tokens);
+    }
+    decode_disarm(entry, out);
+    decode_unlink(core, entry);
+    decode_move(core, entry, DECODE_LEAVING,
+                instant_add(core->node.now, core->node.config.timers.leave));
+    entry->deadline = entry->state_deadline;
+    decode_settle(core, entry);
+}
+
+/* --- admission
+ * ------------------------------------------------------------------------------------ */
+
+static void decode_reject(struct decode_core *core, struct session *session,
+                          struct attempt_id attempt, enum cause cause, struct effects *out) {
+    struct message *message = node_send(&core->node, session, MESSAGE_REJECTED, out);
+    message->u.rejected.attempt = attempt;
+    message->u.rejected.cause = cause;
+    message->u.rejected.retry_after_ms =
+        cause == CAUSE_BUSY ? (uint32_t)span_to_ms(core->node.config.timers.busy) : 0;
+}
+
+/* Why this Admit can never be served here, or CAUSE_NONE. */
+static enum cause decode_admissible(const struct decode_core *core, const struct message *admit) {
+    uint64_t total = (uint64_t)admit->u.admit.token_count + admit->u.admit.max_new;
+    if (admit->u.admit.token_count == 0 || admit->u.admit.max_new == 0 ||
+        admit->u.admit.output_first > admit->u.admit.token_count) {
+        return CAUSE_INVALID;
+    }
+    if (total > core->config.context ||
+        pages_for(&core->pages, (uint32_t)total) > core->config.page_count) {
+        return CAUSE_TOO_LARGE;
+    }
+    for (uint32_t i = 0; i < admit->u.admit.token_count; i++) {
+        if (admit->u.admit.tokens[i] >= core->config.vocab) {
+            return CAUSE_INVALID;
+        }
+    }
+    return core->node.is_draining ? CAUSE_DRAINING : CAUSE_NONE;
+}
+
+/* Takes tokens, cached pages and fresh pages for the whole request, or nothing. */
+static enum status decode_reserve(struct decode_core *core, struct decode_entry *entry,
+                                  const struct message *admit) {
+    uint32_t total_pages = pages_for(&core->pages, entry->total_max);
+    enum status status = words_take(&core->words, entry->total_max + total_pages, &entry->words);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    uint32_t *tokens = decode_tokens(core, entry);
+    uint32_t *table = decode_pages(core, entry);
+    memcpy(tokens, admit->u.admit.tokens, entry->token_count * sizeof *tokens);
+    /* The last prompt token is always computed here, so it is never taken from the cache. */
+    uint32_t matched = pages_match(&core->pages, tokens,
+                                   (entry->token_count - 1) / core->config.page_tokens, table);
+    status = pages_take(&core->pages, total_pages - matched, table + matched);
+    if (status != STATUS_OK) {
+        pages_release(&core->pages, table, matched);
+        words_free(&core->words, entry->words);
+        return status;
+    }
+    entry->page_count = total_pages;
+    entry->cached = matched * core->config.page_tokens;
+    entry->computed = entry->cached;
+    return STATUS_OK;
+}
+
+static void decode_start_running(struct decode_core *core, struct decode_entry *entry) {
+    entry->is_filling = entry->token_count - entry->computed > 1;
+    list_push_back(entry->is_filling ? &core->fill : &core->run, RUN_LINKS(core),
+                   decode_index(core, entry));
+}
+
+static void decode_admit(struct decode_core *core, struct session *session,
+                         const struct message *admit, struct effects *out) {
+    struct attempt_id attempt = admit->u.admit.attempt;
+    if (attempt.v == 0 || decode_by_attempt(core, session, attempt) != NULL) {
+        node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
+        return;
+    }
+    enum cause refused = decode_admissible(core, admit);
+    uint64_t id = 0;
+    if (refused == CAUSE_NONE && pool_take(&core->slots, &id) != STATUS_OK) {
+        refused = CAUSE_BUSY;
+    }
+    if (refused != CAUSE_NONE) {
+        decode_reject(core, session, attempt, refused, out);
+        return;
+    }
+    struct decode_entry *entry = &core->entries[pool_index(id)];
+    *entry = (struct decode_entry){.id = id,
+                                   .attempt = attempt,
+                                   .router = node_session_index(&core->node, session),
+                                   .router_stream = session->stream,
+                                   .words = WORDS_NONE,
+                                   .token_count = admit->u.admit.token_count,
+                                   .prompt_count = admit->u.admit.token_count,
+                                   .output_first = admit->u.admit.output_first,
+                                   .max_new = admit->u.admit.max_new,
+                                   .total_max = admit->u.admit.token_count + admit->u.admit.max_new,
+                                   .sampling = admit->u.admit.sampling,
+                                   .since = core->node.now,
+                                   .state_since = core->node.now,
+                                   .moved = core->node.now};
+    if (decode_reserve(core, entry, admit) != STATUS_OK) {
+        pool_free(&core->slots, id);
+        memset(entry, 0, sizeof *entry);
+        decode_reject(core, session, attempt, CAUSE_BUSY, out);
+        return;
+    }
+    struct siphash128 key =
+        siphash128(core->config.secret, &core->keys_minted, sizeof core->keys_minted);
+    core->keys_minted++;
+    entry->key = key.low;
+    text_copy(entry->label, LABEL_MAX, admit->u.admit.label);
+    entry->deadline = instant_add(core->node.now, span_ms(admit->u.admit.deadline_ms));
+    uint32_t uncached = entry->token_count - 1 - entry->cached;
+    bool is_local = uncached <= admit->u.admit.local_max;
+    entry->state = is_local ? DECODE_RUNNING : DECODE_RESERVED;
+    entry->state_deadline =
+        is_local ? entry->deadline : instant_add(core->node.now, core->node.config.timers.open);
+    ledger_create(&core->node, entry->state);
+    map_add(&core->by_attempt, decode_attempt_hash(session->stream, attempt), pool_index(id));
+    list_push_back(&session->entries, ROUTER_LINKS(core), pool_index(id));
+    if (is_local) {
+        decode_start_running(core, entry);
+    }
+    struct message *admitted = node_send(&core->node, session, MESSAGE_ADMITTED, out);
+    admitted->u.admitted.attempt = attempt;
+    admitted->u.admitted.slot.v = id;
+    admitted->u.admitted.key = entry->key;
+    admitted->u.admitted.cached = entry->cached;
+    admitted->u.admitted.is_local = is_local;
+}
+
+/* --- the hand-off
+ * ----------------------------------------------------------------------------------- */
+
+static void decode_refuse(struct decode_core *core, struct session *session, struct slot_id slot,
+                          enum cause cause, struct effects *out) {
+    struct message *message = node_send(&core->node, session, MESSAGE_REFUSE, out);
+    message->u.refuse.slot = slot;
+    message->u.refuse.cause = cause;
+}
+
+static void decode_open(struct decode_core *core, struct session *session,
+                        const struct message *open, struct effects *out) {
+    struct decode_entry *entry = decode_by_slot(core, open->u.open.slot);
+    if (entry == NULL || entry->state != DECODE_RESERVED) {
+        decode_refuse(core, session, open->u.open.slot, CAUSE_UNKNOWN_SLOT, out);
+        return;
+    }
+    if (entry->key != open->u.open.key) {
+        /* Whoever guesses slots must not be able to end them: the entry stays as it is. */
+        decode_refuse(core, session, open->u.open.slot, CAUSE_BAD_KEY, out);
+        return;
+    }
+    uint32_t end = entry->prompt_count - 1;
+    uint64_t bytes = (uint64_t)(end - entry->cached) * core->config.token_bytes;
+    if (open->u.open.from != entry->cached || open->u.open.end != end ||
+        open->u.open.bytes != bytes) {
+        decode_refuse(core, session, open->u.open.slot, CAUSE_SHORT, out);
+        return;
+    }
+    entry->peer = node_session_index(&core->node, session);
+    entry->peer_stream = session->stream;
+    entry->announced = bytes;
+    list_push_back(&session->entries, PEER_LINKS(core), decode_index(core, entry));
+    entry->is_armed = true;
+    entry->moved = core->node.now;
+    struct effect *arm = effects_add(out, EFFECT_LINK_ARM);
+    arm->u.arm.slot.v = entry->id;
+    arm->u.arm.key = entry->key;
+    arm->u.arm.token_first = entry->cached;
+    arm->u.arm.token_end = end;
+    arm->u.arm.pages = decode_pages(core, entry);
+    arm->u.arm.page_count = entry->page_count;
+    struct message *accept = node_send(&core->node, session, MESSAGE_ACCEPT, out);
+    accept->u.accept.slot.v = entry->id;
+    accept->u.accept.address = core->config.address;
+    accept->u.accept.address_len = core->config.address_len;
+    decode_move(core, entry, DECODE_RECEIVING, entry->deadline);
+}
+
+/* Commit needs coverage (I12) and the announced total; checked on every arrival of either. */
+static void decode_try_commit(struct decode_core *core, struct decode_entry *entry,
+                              struct effects *out) {
+    if (!entry->is_covered || !entry->is_fin_seen) {
+        return;
+    }
+    entry->computed = entry->prompt_count - 1;
+    pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
+                entry->computed / core->config.page_tokens);
+    struct session *peer = &core->node.sessions[entry->peer];
+    node_send(&core->node, peer, MESSAGE_COMMIT, out)->u.commit.slot.v = entry->id;
+    list_remove(&peer->entries, PEER_LINKS(core), decode_index(core, entry));
+    decode_disarm(entry, out);
+    core->commits++;
+    histogram_add(&core->transfer, instant_since(core->node.now, entry->state_since));
+    decode_move(core, entry, DECODE_RUNNING, entry->deadline);
+    decode_start_running(core, entry);
+}
+
+static void decode_fin(struct decode_core *core, struct session *session, const struct message *fin,
+                       struct effects *out) {
+    struct decode_entry *entry = decode_by_slot(core, fin->u.fin.slot);
+    if (entry == NULL || entry->peer_stream.v != session->stream.v ||
+        (entry->state != DECODE_RECEIVING && entry->state != DECODE_RUNNING)) {
+        decode_refuse(core, session, fin->u.fin.slot, CAUSE_UNKNOWN_SLOT, out);
+        return;
+    }
+    if (entry->state == DECODE_RUNNING) {
+        node_send(&core->node, session, MESSAGE_COMMIT, out)->u.commit.slot.v = entry->id;
+        return;
+    }
+    if (fin->u.fin.bytes != entry->announced) {
+        decode_decide(core, entry, OUTCOME_FAILED, CAUSE_SHORT, FINISH_ERROR, out);
+        return;
+    }
+    entry->is_fin_seen = true;
+    entry->moved = core->node.now; /* T_stall runs from the announcement */
+    decode_try_commit(core, entry, out);
+}
+
+static void decode_abort(struct decode_core *core, struct session *session,
+                         const struct message *abort, struct effects *out) {
+    struct decode_entry *entry = decode_by_attempt(core, session, abort->u.abort.attempt);
+    if (abort->u.abort.is_unless_committed && entry != NULL && entry->state == DECODE_RUNNING) {
+        node_send(&core->node, session, MESSAGE_COMMITTED, out)->u.committed.attempt =
+            abort->u.abort.attempt;
+        return;
+    }
+    if (entry == NULL || entry->state == DECODE_LEAVING) {
+        if (abort->u.abort.is_unless_committed) {
+            struct message *end = node_send(&core->node, session, MESSAGE_END, out);
+            end->u.end.attempt = abort->u.abort.attempt;
+            end->u.end.outcome = OUTCOME_ABORTED;
+            end->u.end.cause = abort->u.abort.cause;
+            end->u.end.finish = FINISH_ABORT;
+        }
+        return;
+    }
+    decode_decide(core, entry, OUTCOME_ABORTED, abort->u.abort.cause, FINISH_ABORT, out);
+}
+
+static void decode_abort_slot(struct decode_core *core, struct session *session,
+                              const struct message *message, struct effects *out) {
+    struct decode_entry *entry = decode_by_slot(core, message->u.refuse.slot);
+    if (entry != NULL && entry->state == DECODE_RECEIVING &&
+        entry->peer_stream.v == session->stream.v) {
+        decode_decide(core, entry, OUTCOME_FAILED, CAUSE_PEER_ABORT, FINISH_ERROR, out);
+    }
+}
+
+/* --- audits
+ * ------------------------------------------------------------------------------------------ */
+
+/* Whether we hold what a peer says it holds with us. */
+static bool decode_holds(struct decode_core *core, const struct session *session, uint64_t id) {
+    if (session->role == ROLE_ROUTER) {
+        struct decode_entry *entry = decode_by_attempt(core, session, (struct attempt_id){id});
+        return entry != NULL && entry->state != DECODE_LEAVING;
+    }
+    struct decode_entry *entry = decode_by_slot(core, (struct slot_id){id});
+    return entry != NULL && entry->peer_stream.v == session->stream.v &&
+           (entry->state == DECODE_RECEIVING || entry->state == DECODE_RUNNING);
+}
+
+static void decode_audited(struct decode_core *core, struct session *session,
+                           const struct message *audit, struct effects *out) {
+    uint32_t count = 0;
+    uint64_t *ids = core->ids;
+    for (uint32_t i = 0; i < audit->u.audit.count && count < MESSAGE_IDS_MAX; i++) {
+        if (!decode_holds(core, session, audit->u.audit.ids[i])) {
+            ids[count++] = audit->u.audit.ids[i];
+        }
+    }
+    if (count > 0) {
+        struct message *unknown = node_send(&core->node, session, MESSAGE_UNKNOWN, out);
+        unknown->u.audit.count = count;
+        unknown->u.audit.ids = ids;
+        core->ids_used = count;
+    }
+}
+
+static void decode_unknown(struct decode_core *core, struct session *session,
+                           const struct message *unknown, struct effects *out) {
+    for (uint32_t i = 0; i < unknown->u.audit.count && effects_room(out) > 8 * EFFECTS_PER_END;
+         i++) {
+        uint64_t id = unknown->u.audit.ids[i];
+        struct decode_entry *entry = session->role == ROLE_ROUTER
+                                         ? decode_by_attempt(core, session, (struct attempt_id){id})
+                                         : decode_by_slot(core, (struct slot_id){id});
+        if (entry == NULL || entry->state == DECODE_LEAVING ||
+            (session->role == ROLE_PREFILL &&
+             (entry->state != DECODE_RECEIVING || entry->peer_stream.v != session->stream.v))) {
+            continue;
+        }
+        core->node.stats.audit_mismatch++;
+        node_note(out, NOTE_AUDIT_MISMATCH, session->role, CAUSE_AUDIT, entry->id, entry->attempt.v,
+                  entry->label);
+        decode_decide(core, entry, OUTCOME_FAILED, CAUSE_AUDIT, FINISH_ERROR, out);
+    }
+}
+
+static void decode_send_audits(struct decode_core *core, struct effects *out) {
+    for (uint32_t i = 0; i < core->node.config.sessions_max && effects_room(out) > 64; i++) {
+        struct session *session = &core->node.sessions[i];
+        if (!session_is_live(session) || !instant_reached(core->node.now, session->audit_due)) {
+            continue;
+        }
+        if (session->entries.count > MESSAGE_IDS_MAX - core->ids_used) {
+            if (core->ids_used > 0) {
+                continue; /* next tick */
+            }
+        }
+        session->audit_due = instant_add(core->node.now, core->node.config.timers.audit);
+        bool is_router = session->role == ROLE_ROUTER;
+        uint64_t *ids = core->ids + core->ids_used;
+        uint32_t count = 0;
+        uint32_t at = session->entries.head;
+        while (at != LIST_NONE && core->ids_used + count < MESSAGE_IDS_MAX) {
+            struct decode_entry *entry = &core->entries[at];
+            ids[count++] = is_router ? entry->attempt.v : entry->id;
+            at = is_router ? entry->router_link.next : entry->peer_link.next;
+        }
+        core->ids_used += count;
+        if (count > 0) {
+            struct message *audit = node_send(&core->node, session, MESSAGE_AUDIT, out);
+            audit->u.audit.count = count;
+            audit->u.audit.ids = ids;
+        }
+    }
+}
+
+/* --- steps
+ * --------------------------------------------------------------------------------------------- */
+
+static void decode_plan_row(struct decode_core *core, struct decode_entry *entry, uint32_t tokens) {
+    struct step_plan *plan = &core->plan;
+    struct plan_row *row = &core->rows[plan->row_count++];
+    uint32_t end = entry->computed + tokens;
+    *row = (struct plan_row){.entry = entry->id,
+                             .position = entry->computed,
+                             .token_count = tokens,
+                             .token_first = plan->token_count,
+                             .page_first = plan->page_count,
+                             .page_count = pages_for(&core->pages, end),
+                             .is_sampled = end == entry->token_count,
+                             .output_first = entry->output_first};
+    const uint32_t *all = decode_tokens(core, entry);
+    memcpy(core->row_tokens + plan->token_count, all + entry->computed, tokens * sizeof *all);
+    CHECK_OP(plan->page_count + row->page_count, <=, core->row_pages_cap);
+    memcpy(core->row_pages + plan->page_count, decode_pages(core, entry),
+           row->page_count * sizeof *all);
+    plan->token_count += tokens;
+    plan->page_count += row->page_count;
+    if (row->is_sampled) {
+        row->sampling = &entry->sampling;
+        row->history = sampling_needs_history(&entry->sampling) ? all : NULL;
+    }
+    entry->is_in_step = true;
+}
+
+/* Takes rows from the head of a list, which go to its tail: nobody waits for ever. */
+static void decode_plan_list(struct decode_core *core, struct list *list, uint32_t tokens_max) {
+    uint32_t left = list->count;
+    while (left-- > 0 && core->plan.row_count < core->config.rows_max &&
+           core->plan.token_count < tokens_max) {
+        struct decode_entry *entry = &core->entries[list->head];
+        uint32_t pending = entry->token_count - entry->computed;
+        uint32_t room = tokens_max - core->plan.token_count;
+        CHECK(!entry->is_in_step && pending > 0);
+        decode_plan_row(core, entry, pending < room ? pending : room);
+        uint32_t at = list->head;
+        list_remove(list, RUN_LINKS(core), at);
+        list_push_back(list, RUN_LINKS(core), at);
+    }
+}
+
+static void decode_plan(struct decode_core *core, struct effects *out) {
+    if (core->is_stepping || core->run.count + core->fill.count == 0 || effects_room(out) < 1) {
+        return;
+    }
+    uint64_t number = core->plan.number + 1;
+    core->plan = (struct step_plan){
+        .number = number, .rows = core->rows, .tokens = core->row_tokens, .pages = core->row_pages};
+    /* Running sequences first; a prompt gets what they leave, but never less than a quarter. */
+    uint32_t budget = core->budget.tokens;
+    uint32_t reserved = core->fill.count > 0 ? (budget + 3) / 4 : 0;
+    uint32_t rows_kept = core->fill.count > 0 && core->config.rows_max > 1 ? 1 : 0;
+    core->config.rows_max -= rows_kept;
+    decode_plan_list(core, &core->run, budget - reserved > 0 ? budget - reserved : 1);
+    core->config.rows_max += rows_kept;
+    decode_plan_list(core, &core->fill, budget);
+    core->is_stepping = true;
+    core->steps++;
+    effects_add(out, EFFECT_STEP)->u.plan = &core->plan;
+}
+
+/* Whether this token ends the answer; `generated` counts it. */
+static enum finish decode_finish(const struct decode_core *core, const struct decode_entry *entry,
+                                 uint32_t token) {
+    for (uint32_t i = 0; i < core->config.eos_count && !entry->sampling.ignore_eos; i++) {
+        if (token == core->config.eos[i]) {
+            return FINISH_STOP;
+        }
+    }
+    for (uint32_t i = 0; i < entry->sampling.stop_token_count; i++) {
+        if (token == entry->sampling.stop_tokens[i]) {
+            return FINISH_STOP;
+        }
+    }
+    return entry->token_count >= entry->total_max ? FINISH_LENGTH : FINISH_NONE;
+}
+
+/* One row's share of a finished step. Returns the finish reason that its token brought. */
+static enum finish decode_apply(struct decode_core *core, struct decode_entry *entry,
+                                const struct plan_row *row, const struct step_result *result,
+                                struct effects *out) {
+    core->tokens_prefilled += entry->computed < entry->prompt_count ? row->token_count : 0;
+    entry->computed += row->token_count;
+    if (!row->is_sampled) {
+        if (entry->is_filling && entry->token_count - entry->computed == 1) {
+            list_remove(&core->fill, RUN_LINKS(core), decode_index(core, entry));
+            decode_start_running(core, entry);
+        }
+        return FINISH_NONE;
+    }
+    if (result == NULL || !result->is_valid || result->token >= core->config.vocab) {
+        decode_decide(core, entry, OUTCOME_FAILED, CAUSE_STEP_FAILED, FINISH_ERROR, out);
+        return FINISH_NONE;
+    }
+    if (entry->is_filling) {
+        list_remove(&core->fill, RUN_LINKS(core), decode_index(core, entry));
+        entry->is_filling = false;
+        list_push_back(&core->run, RUN_LINKS(core), decode_index(core, entry));
+    }
+    if (entry->computed == entry->prompt_count) {
+        pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
+                    entry->computed / core->config.page_tokens);
+    }
+    decode_tokens(core, entry)[entry->token_count++] = result->token;
+    core->tokens_generated++;
+    return decode_finish(core, entry, result->token);
+}
+
+/* The tokens of one router's requests in one message, then the ends that they brought. */
+static void decode_tell(struct decode_core *core, uint32_t session_index, const uint8_t *finish,
+                        const struct step_result *const *results, uint32_t *used,
+                        struct effects *out) {
+    struct session *session = &core->node.sessions[session_index];
+    uint32_t first = *used;
+    for (uint32_t i = 0; i < core->plan.row_count; i++) {
+        struct decode_entry *entry = decode_by_slot(core, (struct slot_id){core->rows[i].entry});
+        if (results[i] != NULL && entry != NULL && entry->state == DECODE_RUNNING &&
+            entry->router == session_index) {
+            core->out_attempts[*used] = entry->attempt.v;
+            core->out_tokens[*used] = results[i]->token;
+            (*used)++;
+        }
+    }
+    if (*used > first) {
+        struct message *tokens = node_send(&core->node, session, MESSAGE_TOKENS, out);
+        tokens->u.tokens.count = *used - first;
+        tokens->u.tokens.attempts = core->out_attempts + first;
+        tokens->u.tokens.tokens = core->out_tokens + first;
+    }
+    for (uint32_t i = 0; i < core->plan.row_count; i++) {
+        struct decode_entry *entry = decode_by_slot(core, (struct slot_id){core->rows[i].entry});
+        if (finish[i] != FINISH_NONE && entry != NULL && entry->state == DECODE_RUNNING &&
+            entry->router == session_index) {
+            decode_decide(core, entry, OUTCOME_OK, CAUSE_DONE, (enum finish)finish[i], out);
+        }
+    }
+}
+
+static void decode_step_done(struct decode_core *core, const struct event *event,
+                             struct effects *out) {
+    if (!core->is_stepping || event->u.step_done.number != core->plan.number) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    core->is_stepping = false;
+    core->node.stats.progress++;
+    core->node.stats.progress_at = core->node.now;
+    bool is_ok = event->u.step_done.status == STATUS_OK;
+    if (is_ok) {
+        budget_learn(&core->budget, core->plan.token_count, event->u.step_done.elapsed,
+                     core->node.config.timers.step);
+    }
+    const struct step_result **results = core->results;
+    uint8_t *finish = core->finish;
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < core->plan.row_count; i++) {
+        const struct plan_row *row = &core->rows[i];
+        results[i] = NULL;
+        finish[i] = FINISH_NONE;
+        const struct step_result *result = NULL;
+        if (next < event->u.step_done.count &&
+            event->u.step_done.results[next].entry == row->entry) {
+            result = &event->u.step_done.results[next++];
+        }
+        struct decode_entry *entry = decode_by_slot(core, (struct slot_id){row->entry});
+        CHECK(entry != NULL && entry->is_in_step);
+        entry->is_in_step = false;
+        if (entry->state == DECODE_LEAVING) {
+            decode_settle(core, entry);
+            continue;
+        }
+        CHECK_OP(entry->state, ==, DECODE_RUNNING);
+        if (!is_ok) {
+            decode_decide(core, entry, OUTCOME_FAILED, CAUSE_STEP_FAILED, FINISH_ERROR, out);
+            continue;
+        }
+        finish[i] = (uint8_t)decode_apply(core, entry, row, result, out);
+        results[i] = row->is_sampled ? result : NULL;
+    }
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < core->node.config.sessions_max; i++) {
+        if (core->node.sessions[i].role == ROLE_ROUTER &&
+            session_is_live(&core->node.sessions[i])) {
+            decode_tell(core, i, finish, results, &used, out);
+        }
+    }
+    /* A finished row whose router is gone is left to the end of that router's session. */
+}
+
+/* --- time and ends
+ * -------------------------------------------------------------------------------------- */
+
+/* Ends the entries of sessions that are over, in bounded turns. */
+static void decode_sweep_sessions(struct decode_core *core, struct effects *out) {
+    if (core->node.sessions_ended == 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < core->node.config.sessions_max; i++) {
+        struct session *session = &core->node.sessions[i];
+        if (session->phase != SESSION_ENDED) {
+            continue;
+        }
+        while (session->entries.head != LIST_NONE && effects_room(out) > 8 * EFFECTS_PER_END) {
+            struct decode_entry *entry = &core->entries[session->entries.head];
+            enum outcome outcome = session->role == ROLE_ROUTER ? OUTCOME_ABORTED : OUTCOME_FAILED;
+            decode_decide(core, entry, outcome, session->cause, FINISH_ERROR, out);
+        }
+        (void)node_release(&core->node,
+                           session); /* false: its stream's last event is still to come */
+    }
+}
+
+static void decode_reap(struct decode_core *core, struct decode_entry *entry, struct effects *out) {
+    struct node *node = &core->node;
+    enum cause cause = CAUSE_NONE;
+    if (instant_reached(node->now, entry->deadline)) {
+        cause = CAUSE_DEADLINE;
+    } else if (entry->state == DECODE_RESERVED &&
+               instant_reached(node->now, entry->state_deadline)) {
+        cause = CAUSE_T_OPEN;
+    } else if (entry->state == DECODE_RECEIVING && entry->is_fin_seen &&
+               instant_reached(node->now, instant_add(entry->moved, node->config.timers.stall))) {
+        cause = CAUSE_STALL;
+    }
+    if (cause != CAUSE_NONE) {
+        node->ledger.reaped[entry->state]++;
+        decode_decide(core, entry, OUTCOME_FAILED, cause, FINISH_ERROR, out);
+    }
+}
+
+static void decode_tick(struct decode_core *core, struct effects *out) {
+    struct node *node = &core->node;
+    node->stats.overrun_ns = 0;
+    for (uint32_t i = 0; i < core->config.entries_max && node->ledger.live > 0; i++) {
+        struct decode_entry *entry = &core->entries[i];
+        if (entry->state == DECODE_NONE) {
+            continue;
+        }
+        if (node->is_draining && instant_reached(node->now, node->drain_deadline) &&
+            entry->state != DECODE_LEAVING && effects_room(out) > 8 * EFFECTS_PER_END) {
+            decode_decide(core, entry, OUTCOME_FAILED, CAUSE_SHUTDOWN, FINISH_ERROR, out);
+        } else if (entry->state != DECODE_LEAVING && effects_room(out) > 8 * EFFECTS_PER_END) {
+            decode_reap(core, entry, out);
+        }
+        int64_t over = node->now.ns - entry->deadline.ns;
+        if (entry->state != DECODE_NONE && over > node->stats.overrun_ns) {
+            node->stats.overrun_ns = over;
+        }
+    }
+    node->beat_pages_free = pages_available(&core->pages);
+    node_tick(node, out);
+    decode_send_audits(core, out);
+}
+
+static void decode_drain(struct decode_core *core, const struct event *event, struct effects *out) {
+    struct node *node = &core->node;
+    struct instant deadline = instant_add(node->now, event->u.drain.grace);
+    node->drain_deadline =
+        node->is_draining ? instant_min(node->drain_deadline, deadline) : deadline;
+    if (!node->is_draining) {
+        node->is_draining = true;
+        node_note(out, NOTE_DRAINING, node->config.role, CAUSE_DRAINING, 0, node->ledger.live, "");
+        for (uint32_t i = 0; i < node->config.sessions_max; i++) {
+            node->sessions[i].beat_due = node->now; /* routers stop placing at once */
+        }
+        node_tick(node, out);
+    }
+}
+
+static void decode_link_event(struct decode_core *core, const struct event *event,
+                              struct effects *out) {
+    struct decode_entry *entry = decode_by_slot(core, event->u.link.slot);
+    if (entry == NULL || !entry->is_armed) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    if (event->kind == EVENT_LINK_DISARMED) {
+        entry->is_armed = false;
+        decode_settle(core, entry);
+        return;
+    }
+    if (entry->state != DECODE_RECEIVING) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    if (event->kind == EVENT_LINK_BAD) {
+        decode_decide(core, entry, OUTCOME_FAILED, CAUSE_BAD_CHUNK, FINISH_ERROR, out);
+        return;
+    }
+    if (event->u.link.bytes > entry->received) {
+        core->bytes_received += event->u.link.bytes - entry->received;
+        entry->received = event->u.link.bytes;
+        entry->moved = core->node.now;
+        core->node.stats.progress++;
+        core->node.stats.progress_at = core->node.now;
+    }
+    if (event->kind == EVENT_LINK_COVERED) {
+        entry->is_covered = true;
+        decode_try_commit(core, entry, out);
+    }
+}
+
+static void decode_router_mail(struct decode_core *core, struct session *session,
+                               const struct message *message, struct effects *out) {
+    if (message->kind == MESSAGE_ADMIT) {
+        decode_admit(core, session, message, out);
+    } else if (message->kind == MESSAGE_ABORT) {
+        decode_abort(core, session, message, out);
+    } else {
+        node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
+    }
+}
+
+static void decode_prefill_mail(struct decode_core *core, struct session *session,
+                                const struct message *message, struct effects *out) {
+    if (message->kind == MESSAGE_OPEN) {
+        decode_open(core, session, message, out);
+    } else if (message->kind == MESSAGE_FIN) {
+        decode_fin(core, session, message, out);
+    } else if (message->kind == MESSAGE_ABORT_SLOT) {
+        decode_abort_slot(core, session, message, out);
+    } else {
+        node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
+    }
+}
+
+static void decode_mail(struct decode_core *core, struct session *session,
+                        const struct message *message, struct effects *out) {
+    if (message->kind == MESSAGE_HELLO || message->kind == MESSAGE_BEAT) {
+        return;
+    }
+    if (message->kind == MESSAGE_AUDIT) {
+        decode_audited(core, session, message, out);
+    } else if (message->kind == MESSAGE_UNKNOWN) {
+        decode_unknown(core, session, message, out);
+    } else if (session->role == ROLE_ROUTER) {
+        decode_router_mail(core, session, message, out);
+    } else {
+        decode_prefill_mail(core, session, message, out);
+    }
+}
+
+void decode_core_step(struct decode_core *core, const struct event *event, struct instant now,
+                      struct effects *out) {
+    struct session *session = NULL;
+    out->count = 0;
+    core->ids_used = 0;
+    node_observe(&core->node, now);
+    switch (event->kind) {
+    case EVENT_TICK: decode_tick(core, out); break;
+    case EVENT_DRAIN: decode_drain(core, event, out); break;
+    case EVENT_STREAM_ACCEPTED:
+    case EVENT_STREAM_MAIL:
+    case EVENT_STREAM_BAD:
+    case EVENT_STREAM_ENDED:
+        session = node_event(&core->node, event, out);
+        if (session != NULL) {
+            decode_mail(core, session, event->u.mail.message, out);
+        }
+        break;
+    case EVENT_STEP_DONE: decode_step_done(core, event, out); break;
+    case EVENT_LAYER_DONE: break; /* decode plans ask for no layers; a late one says nothing */
+    case EVENT_LINK_PROGRESS:
+    case EVENT_LINK_COVERED:
+    case EVENT_LINK_BAD:
+    case EVENT_LINK_DISARMED: decode_link_event(core, event, out); break;
+    case EVENT_CLIENT_OPEN:
+    case EVENT_TOKENIZED:
+    case EVENT_CLIENT_GONE:
+    case EVENT_CLIENT_ABORT:
+    case EVENT_STOP_FOUND:
+    case EVENT_ANSWERED:
+    case EVENT_WORKER_SEEN:
+    case EVENT_WORKER_LOST:
+    case EVENT_LINK_SENT:
+    case EVENT_LINK_FAILED:
+    case EVENT_LINK_CLOSED: core->node.stats.stale_events++; break; /* not this role's */
+    }
+    decode_sweep_sessions(core, out);
+    decode_plan(core, out);
+    if (core->node.is_draining && core->node.ledger.live == 0 && !core->node.is_exit_sent &&
+        effects_room(out) > 2) {
+        core->node.is_exit_sent = true;
+        node_note(out, NOTE_DRAINED, core->node.config.role, CAUSE_DRAINING, 0, 0, "");
+        effects_add(out, EFFECT_EXIT);
+    }
+}
+
+struct instant decode_core_deadline(const struct decode_core *core) {
+    return instant_add(core->node.real, span_ms(core->node.sessions_ended > 0 ? 1 : TICK_MS));
+}
+
+/* --- for people and tests
+ * ---------------------------------------------------------------------------------- */
+
+static void decode_view_session(const struct decode_core *core, struct entry_view *view,
+                                uint32_t which, bool is_linked, uint32_t index) {
+    if (!is_linked) {
+        return;
+    }
+    const struct session *session = &core->node.sessions[index];
+    text_copy(view->peers[which], LABEL_MAX, session->id);
+    view->sessions[which] = session->stream.v;
+    view->peer_silence_ms[which] = span_to_ms(instant_since(core->node.now, session->heard));
+}
+
+static const char *decode_waits_for(const struct decode_entry *entry) {
+    switch (entry->state) {
+    case DECODE_NONE: return "";
+    case DECODE_RESERVED: return "the prefill worker's Open";
+    case DECODE_RECEIVING:
+        return entry->is_fin_seen ? "the rest of the KV bytes" : "KV from the prefill worker";
+    case DECODE_RUNNING: return entry->is_in_step ? "its engine step" : "its turn in a step";
+    case DECODE_LEAVING:
+        return entry->is_in_step ? "its engine step to end" : "the link to disarm its slot";
+    }
+    return "";
+}
+
+bool decode_view(const struct decode_core *core, uint32_t *cursor, struct entry_view *view_out) {
+    while (*cursor < core->config.entries_max) {
+        const struct decode_entry *entry = &core->entries[(*cursor)++];
+        if (entry->state == DECODE_NONE) {
+            continue;
+        }
+        struct instant next = instant_min(entry->deadline, entry->state_deadline);
+        *view_out = (struct entry_view){
+            .id = entry->id,
+            .attempt = entry->attempt.v,
+            .state = decode_state_name(entry->state),
+            .age_ms = span_to_ms(instant_since(core->node.now, entry->since)),
+            .state_age_ms = span_to_ms(instant_since(core->node.now, entry->state_since)),
+            .deadline_left_ms = span_to_ms(instant_since(next, core->node.now)),
+            .operations = decode_operations(entry),
+            .tokens = entry->token_count,
+            .generated = entry->token_count - entry->prompt_count,
+            .pages = entry->page_count,
+            .bytes = entry->received,
+            .cached = entry->cached,
+            .waits_for = decode_waits_for(entry)};
+        text_copy(view_out->label, LABEL_MAX, entry->label);
+        decode_view_session(core, view_out, 0, entry->router_link.is_linked, entry->router);
+        decode_view_session(core, view_out, 1, entry->peer_link.is_linked, entry->peer);
+        return true;
+    }
+    return false;
+}
+
+void decode_verify(const struct decode_core *core) {
+    uint32_t live = 0;
+    uint64_t references = 0;
+    uint32_t in_step = 0;
+    for (uint32_t i = 0; i < core->config.entries_max; i++) {
+        const struct decode_entry *entry = &core->entries[i];
+        if (entry->state == DECODE_NONE) {
+            CHECK(pool_id_at(&core->slots, i) == 0);
+            continue;
+        }
+        live++;
+        references += entry->page_count;
+        in_step += entry->is_in_step ? 1 : 0;
+        CHECK(pool_id_at(&core->slots, i) == entry->id);
+        CHECK(!instant_is_never(entry->deadline) && !instant_is_never(entry->state_deadline));
+        CHECK((entry->state == DECODE_LEAVING) == (entry->outcome != OUTCOME_NONE));
+        CHECK((entry->state == DECODE_LEAVING) != entry->router_link.is_linked);
+        CHECK((entry->state == DECODE_RECEIVING) == entry->peer_link.is_linked);
+        CHECK((entry->state == DECODE_RUNNING) == entry->run_link.is_linked);
+        CHECK(entry->state != DECODE_RECEIVING || entry->is_armed);
+        CHECK(entry->state != DECODE_RESERVED || decode_operations(entry) == 0);
+        CHECK(entry->state != DECODE_LEAVING || decode_operations(entry) > 0);
+        CHECK_OP(entry->computed, <=, entry->token_count);
+        CHECK_OP(entry->token_count, <=, entry->total_max);
+    }
+    uint64_t held = 0;
+    for (uint32_t i = 0; i < core->config.page_count; i++) {
+        held += core->pages.table[i].references;
+    }
+    CHECK_OP(held, ==, references);
+    CHECK_OP(live, ==, core->node.ledger.live);
+    CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
+    CHECK_OP(core->is_stepping ? core->plan.row_count : 0, ==, in_step);
+    pages_verify(&core->pages);
+}

@@ -1,0 +1,73 @@
+/* The page ledger of one worker: who holds each KV page, and which full pages a later prompt may
+ * reuse.
+ *
+ * free + cached + owned = capacity at every instant (I4). A page is *owned* while entries hold
+ * references, *cached* when nobody does but its contents are in the prefix index, *free* otherwise.
+ * Cached pages are evicted oldest first the moment somebody needs them, so they count as available.
+ * The prefix index holds only pages whose every byte is computed or verified (I12): the caller
+ * indexes, and never before. A page is found by the keyed 128-bit hash of everything before it and
+ * the exact tokens in it. Order of eviction is free: a page whose predecessor is gone is merely
+ * unreachable until it returns. */
+#ifndef CORE_PAGES_H
+#define CORE_PAGES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "base/siphash.h"
+#include "base/status.h"
+
+struct page {
+    uint32_t references;
+    bool is_indexed;
+    struct siphash128 before;  /* hash of all tokens before this page */
+    struct siphash128 through; /* hash of all tokens up to its end */
+    struct link link;          /* in free or cached list */
+};
+
+struct pages {
+    struct page *table;
+    uint32_t *tokens; /* [capacity][page_tokens], valid while is_indexed */
+    struct map index; /* through.low -> page */
+    struct list free;
+    struct list cached; /* oldest first */
+    struct siphash_key key;
+    uint32_t capacity;
+    uint32_t page_tokens;
+    uint32_t owned;
+    uint64_t hit_tokens_total;
+    uint64_t evictions_total;
+};
+
+void pages_init(struct pages *pages, uint32_t capacity, uint32_t page_tokens,
+                struct siphash_key key, struct arena *arena);
+
+/* Takes references on the longest run of indexed full pages that equals tokens[0..], at most
+ * `limit` pages. Returns how many; their numbers are in pages_out. */
+uint32_t pages_match(struct pages *pages, const uint32_t *tokens, uint32_t limit,
+                     uint32_t *pages_out);
+/* Takes `count` pages, evicting cached ones as needed. All or nothing: STATUS_BUSY changes nothing.
+ */
+MUST_USE enum status pages_take(struct pages *pages, uint32_t count, uint32_t *pages_out);
+/* Drops one reference on each, last page first so that the ends of chains are evicted before their
+ * heads. */
+void pages_release(struct pages *pages, const uint32_t *list, uint32_t count);
+/* Puts the full pages [first, end) of a sequence into the index. tokens: the whole sequence from 0;
+ * list: its pages from 0. Pages already indexed, or whose contents are indexed elsewhere, are left
+ * as they are. */
+void pages_index(struct pages *pages, const uint32_t *tokens, const uint32_t *list, uint32_t first,
+                 uint32_t end);
+
+static inline uint32_t pages_available(const struct pages *pages) {
+    return pages->free.count + pages->cached.count;
+}
+static inline uint32_t pages_for(const struct pages *pages, uint32_t tokens) {
+    return (tokens + pages->page_tokens - 1) / pages->page_tokens;
+}
+/* CHECKs the ledger and every list; O(capacity): tests and the simulator. */
+void pages_verify(const struct pages *pages);
+
+#endif
