@@ -134,7 +134,7 @@ struct message {
             uint32_t max_new;       /* tokens still to be generated, >= 1 */
             uint32_t deadline_ms;   /* remaining */
             struct sampling sampling;
-            bool is_local_wished;  /* D prefills it whatever its length (one leg) */
+            uint32_t local_max;    /* D prefills it itself if at most so many tokens are uncached */
             char label[LABEL_MAX]; /* the client's request_id, for logs and /debug/entries only */
         } admit;
         struct {
