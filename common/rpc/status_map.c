@@ -1,0 +1,66 @@
+#include "rpc/status_map.h"
+
+enum rpc_code rpc_code_from_status(enum status status) {
+    switch (status) {
+    case STATUS_OK: return RPC_CODE_OK;
+    case STATUS_INVALID: return RPC_CODE_INVALID_ARGUMENT;
+    case STATUS_RANGE: return RPC_CODE_OUT_OF_RANGE;
+    case STATUS_NOT_FOUND: return RPC_CODE_NOT_FOUND;
+    case STATUS_EXISTS: return RPC_CODE_ALREADY_EXISTS;
+    case STATUS_BUSY: return RPC_CODE_RESOURCE_EXHAUSTED;
+    case STATUS_UNAVAILABLE: return RPC_CODE_UNAVAILABLE;
+    case STATUS_TIMEOUT: return RPC_CODE_DEADLINE_EXCEEDED;
+    case STATUS_CANCELLED: return RPC_CODE_CANCELLED;
+    case STATUS_CORRUPT: return RPC_CODE_DATA_LOSS;
+    case STATUS_UNSUPPORTED: return RPC_CODE_UNIMPLEMENTED;
+    case STATUS_IO: return RPC_CODE_INTERNAL;
+    case STATUS_INTERNAL: return RPC_CODE_INTERNAL;
+    }
+    return RPC_CODE_INTERNAL;
+}
+
+enum status rpc_code_to_status(enum rpc_code code) {
+    switch (code) {
+    case RPC_CODE_OK: return STATUS_OK;
+    case RPC_CODE_CANCELLED: return STATUS_CANCELLED;
+    case RPC_CODE_UNKNOWN: return STATUS_INTERNAL;
+    case RPC_CODE_INVALID_ARGUMENT: return STATUS_INVALID;
+    case RPC_CODE_DEADLINE_EXCEEDED: return STATUS_TIMEOUT;
+    case RPC_CODE_NOT_FOUND: return STATUS_NOT_FOUND;
+    case RPC_CODE_ALREADY_EXISTS: return STATUS_EXISTS;
+    case RPC_CODE_PERMISSION_DENIED: return STATUS_INVALID;
+    case RPC_CODE_RESOURCE_EXHAUSTED: return STATUS_BUSY;
+    case RPC_CODE_FAILED_PRECONDITION: return STATUS_INVALID;
+    case RPC_CODE_ABORTED: return STATUS_CANCELLED;
+    case RPC_CODE_OUT_OF_RANGE: return STATUS_RANGE;
+    case RPC_CODE_UNIMPLEMENTED: return STATUS_UNSUPPORTED;
+    case RPC_CODE_INTERNAL: return STATUS_INTERNAL;
+    case RPC_CODE_UNAVAILABLE: return STATUS_UNAVAILABLE;
+    case RPC_CODE_DATA_LOSS: return STATUS_CORRUPT;
+    case RPC_CODE_UNAUTHENTICATED: return STATUS_INVALID;
+    }
+    return STATUS_INTERNAL;
+}
+
+const char *rpc_code_name(enum rpc_code code) {
+    switch (code) {
+    case RPC_CODE_OK: return "OK";
+    case RPC_CODE_CANCELLED: return "CANCELLED";
+    case RPC_CODE_UNKNOWN: return "UNKNOWN";
+    case RPC_CODE_INVALID_ARGUMENT: return "INVALID_ARGUMENT";
+    case RPC_CODE_DEADLINE_EXCEEDED: return "DEADLINE_EXCEEDED";
+    case RPC_CODE_NOT_FOUND: return "NOT_FOUND";
+    case RPC_CODE_ALREADY_EXISTS: return "ALREADY_EXISTS";
+    case RPC_CODE_PERMISSION_DENIED: return "PERMISSION_DENIED";
+    case RPC_CODE_RESOURCE_EXHAUSTED: return "RESOURCE_EXHAUSTED";
+    case RPC_CODE_FAILED_PRECONDITION: return "FAILED_PRECONDITION";
+    case RPC_CODE_ABORTED: return "ABORTED";
+    case RPC_CODE_OUT_OF_RANGE: return "OUT_OF_RANGE";
+    case RPC_CODE_UNIMPLEMENTED: return "UNIMPLEMENTED";
+    case RPC_CODE_INTERNAL: return "INTERNAL";
+    case RPC_CODE_UNAVAILABLE: return "UNAVAILABLE";
+    case RPC_CODE_DATA_LOSS: return "DATA_LOSS";
+    case RPC_CODE_UNAUTHENTICATED: return "UNAUTHENTICATED";
+    }
+    return "UNKNOWN";
+}
