@@ -19,7 +19,8 @@
 #include "core/sampling.h"
 #include "wire/memory.h"
 
-#define PUBLIC_STOP_BYTES_MAX  1024u /* bytes of one stop string */
+#define PUBLIC_STOPS_MAX       16u
+#define PUBLIC_STOP_BYTES_MAX  1024u /* all stop strings of one request together */
 #define PUBLIC_TEMPERATURE_MAX 100.0f
 #define PUBLIC_ERROR_MAX       512u /* bytes that hold every sentence of this room */
 
