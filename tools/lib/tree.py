@@ -40,7 +40,7 @@ class Check:
         else:
             names = []
             for folder, folders, plain in os.walk(self.root):
-                folders[:] = [one for one in folders if one != ".git" and not one.startswith("build")]
+                folders[:] = [one for one in folders if one not in (".git", ".venv") and not one.startswith("build")]
                 names += [os.path.relpath(os.path.join(folder, one), self.root) for one in plain]
         names = sorted(set(names))
         return [name for name in names if (not suffixes or name.endswith(suffixes))
