@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Shared by the shell programs of tools/ and .ci/ (sourced, never run): where the tree is, how to speak, how to fail.
 # Sets ROOT to the top of the source tree. Every function prints to stderr, so that stdout stays data.
 

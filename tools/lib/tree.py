@@ -84,15 +84,17 @@ def c_code_only(text):
 
 
 def rooms(check):
-    """The table of tools/check/rooms.txt: room -> (rooms it may include, third-party tokens, line number)."""
+    """The table of tools/check/rooms.txt: room -> (rooms it may include, third-party tokens, private headers, line number).
+    Private headers, an optional third column, are those that only the room's own files include; they may show third-party
+    headers to each other."""
     table = {}
     path = "tools/check/rooms.txt"
     for number, line in enumerate(check.read(path).splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        match = re.fullmatch(r"([a-z][a-z-]*):([^|]*)\|(.*)", line)
+        match = re.fullmatch(r"([a-z][a-z-]*):([^|]*)\|([^|]*)(?:\|([^|]*))?", line)
         if not match:
-            check.find(path, number, "expected 'room: rooms | third-party tokens'")
+            check.find(path, number, "expected 'room: rooms | third-party tokens', then perhaps '| private headers'")
             continue
-        table[match.group(1)] = (match.group(2).split(), match.group(3).split(), number)
+        table[match.group(1)] = (match.group(2).split(), match.group(3).split(), (match.group(4) or "").split(), number)
     return table
