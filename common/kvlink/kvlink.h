@@ -20,7 +20,6 @@
 
 struct kvlink;
 struct kv_layout;
-struct watchdog;
 
 /* Bytes that kvlink_address never exceeds. */
 #define KVLINK_ADDRESS_MAX 1024u
@@ -64,18 +63,17 @@ struct kvlink_config {
     void *kv;                       /* page 0; page_count * layout->page_bytes bytes, borrowed */
     uint32_t page_count;
     enum kvlink_transport transport;
-    uint16_t port;             /* the one TCP port; 0 = any free one */
-    const char *device;        /* network interface name, or NULL */
-    const char *host;          /* with device NULL: use the interface that has this address or name;
-                                  NULL = the first interface that is up and not loopback, else lo */
-    uint32_t slots_max;        /* receiver: slot indices are < slots_max; 0 = sends only */
-    uint32_t slot_tokens_max;  /* token_end of an arm is at most this */
-    uint32_t peers_max;        /* sender: peers not yet closed; 0 = receives only */
-    uint32_t ops_max;          /* sender: sends not yet ended, all peers together */
-    uint32_t op_tokens_max;    /* token_count of a send is at most this */
-    uint32_t window_bytes;     /* in flight per peer; 0 = 8 MiB */
-    struct watchdog *watchdog; /* NULL: the link thread's beat is not watched */
-    struct kvlink_callbacks callbacks; /* unused ones of a role may be NULL */
+    uint16_t port;            /* the one TCP port; 0 = any free one */
+    const char *device;       /* network interface name, or NULL */
+    const char *host;         /* with device NULL: use the interface that has this address or name;
+                                 NULL = the first interface that is up and not loopback, else lo */
+    uint32_t slots_max;       /* receiver: slot indices are < slots_max; 0 = sends only */
+    uint32_t slot_tokens_max; /* token_end of an arm is at most this */
+    uint32_t peers_max;       /* sender: peers not yet closed; 0 = receives only */
+    uint32_t ops_max;         /* sender: sends not yet ended, all peers together */
+    uint32_t op_tokens_max;   /* token_count of a send is at most this */
+    uint32_t window_bytes;    /* in flight per peer; 0 = 8 MiB */
+    struct kvlink_callbacks callbacks; /* those of a role that is switched off may be NULL */
     void *context;
 };
 
