@@ -186,7 +186,9 @@ struct etcd_lease_handlers {
     /* The lease is gone (etcd said so) or must be taken as gone: not confirmed for its whole time,
      * counted from when the last confirmed keep-alive was sent. Nothing is retried after this. */
     void (*on_lost)(void *ctx, const char *message);
-    void (*on_closed)(void *ctx); /* the handle is no longer valid */
+    /* The handle is no longer valid. is_revoked: etcd said that the lease is gone; otherwise it
+     * runs out by itself. */
+    void (*on_closed)(void *ctx, bool is_revoked);
 };
 struct etcd_lease_config {
     int64_t ttl_s;         /* > 0 */
