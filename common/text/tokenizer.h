@@ -19,7 +19,7 @@
 #define TOKEN_NONE                UINT32_MAX
 #define TOKENIZER_FILE_BYTES_MAX  (64u << 20)
 #define TOKENIZER_IDS_MAX         (1u << 22) /* every id is below this */
-#define TOKENIZER_TEXT_BYTES_MAX  (32u << 20)
+#define TOKENIZER_TEXT_BYTES_MAX  (8u << 20)
 #define TOKENIZER_ADDED_BYTES_MAX 256u /* one added token's text */
 
 struct tokenizer;
