@@ -88,7 +88,9 @@ void buffer_json(struct buffer *buffer, const char *text, size_t len) {
 }
 
 struct writer buffer_reserve(struct buffer *buffer, size_t room) {
+    bool was_full = buffer->is_full;
     size_t got = buffer_grow(buffer, room);
+    buffer->is_full = was_full; /* less room is no loss until somebody needs it */
     struct writer writer;
     writer_init(&writer, got > 0 ? buffer->data + buffer->len : NULL, got);
     return writer;

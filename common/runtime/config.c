@@ -475,10 +475,10 @@ static bool parse_flag(struct parse *parse, int argc, char *const *argv, int *at
     const struct config_entry *entry = entry_find(program, flag, len);
     if (entry == NULL) {
         const struct config_entry *nearest = entry_nearest(program, flag, len);
-        buffer_printf(&parse->message, "%s: unknown flag --%.*s; %s%s%s --help lists all\n",
+        buffer_printf(&parse->message, "%s: unknown flag --%.*s; %s%s%s--help lists all\n",
                       program->name, (int)(len < 100 ? len : 100), flag,
                       nearest != NULL ? "did you mean --" : "",
-                      nearest != NULL ? nearest->flag : "", nearest != NULL ? "? Else" : "");
+                      nearest != NULL ? nearest->flag : "", nearest != NULL ? "? Else " : "");
         return false;
     }
     char source[ENV_CAP + 2] = "--";

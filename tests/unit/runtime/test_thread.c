@@ -1,0 +1,307 @@
+#include "runtime/thread.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/clock.h"
+#include "runtime/log.h"
+#include "runtime/mail.h"
+#include "runtime/signals.h"
+#include "unit.h"
+
+/* Beats each 10 ms until told to stop. */
+static void beat_until_stopped(struct thread *self, void *arg) {
+    (void)arg;
+    while (!thread_stop_asked(self)) {
+        thread_beat(&self->beat);
+        (void)poll(NULL, 0, 10);
+    }
+}
+
+/* Beats only while *arg is false. */
+static void beat_unless_stuck(struct thread *self, void *arg) {
+    while (!thread_stop_asked(self)) {
+        if (!atomic_load((atomic_bool *)arg)) {
+            thread_beat(&self->beat);
+        }
+        (void)poll(NULL, 0, 5);
+    }
+}
+
+static void wait_for_mail(struct thread *self, void *arg) {
+    while (!mailbox_wait(arg, instant_add(clock_now(), span_ms(100)))) {
+        thread_beat(&self->beat);
+    }
+}
+
+static void report_name(struct thread *self, void *arg) {
+    (void)self;
+    assert_int_equal(pthread_getname_np(pthread_self(), arg, THREAD_NAME_CAP), 0);
+}
+
+static void report_signals(struct thread *self, void *arg) {
+    (void)self;
+    assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, arg), 0);
+}
+
+static struct instant soon(void) {
+    return instant_add(clock_now(), span_ms(30000));
+}
+
+static void test_thread_carries_its_name(void **state) {
+    (void)state;
+    char name[THREAD_NAME_CAP] = "";
+    struct thread thread;
+    struct thread_config config = {"control", report_name, name, span_ms(1000)};
+    assert_int_equal(thread_start(&thread, &config), STATUS_OK);
+    assert_int_equal(thread_join(&thread, soon()), STATUS_OK);
+    assert_string_equal(name, "control");
+}
+
+static void test_thread_starts_with_signals_blocked_but_faults_open(void **state) {
+    (void)state;
+    sigset_t set;
+    struct thread thread;
+    struct thread_config config = {"masked", report_signals, &set, span_ms(1000)};
+    assert_int_equal(thread_start(&thread, &config), STATUS_OK);
+    assert_int_equal(thread_join(&thread, soon()), STATUS_OK);
+    assert_int_equal(sigismember(&set, SIGTERM), 1);
+    assert_int_equal(sigismember(&set, SIGUSR1), 1);
+    assert_int_equal(sigismember(&set, SIGSEGV), 0);
+    assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &set), 0);
+    assert_int_equal(sigismember(&set, SIGUSR1), 0); /* ours was put back */
+}
+
+static void test_join_reports_a_timeout_and_succeeds_later_and_twice(void **state) {
+    (void)state;
+    struct mailbox box;
+    mailbox_init(&box, NULL, NULL);
+    struct thread thread;
+    struct thread_config config = {"waiter", wait_for_mail, &box, span_ms(1000)};
+    assert_int_equal(thread_start(&thread, &config), STATUS_OK);
+    assert_int_equal(thread_join(&thread, instant_add(clock_now(), span_ms(10))), STATUS_TIMEOUT);
+    assert_null(mailbox_close(&box));
+    assert_int_equal(thread_join(&thread, soon()), STATUS_OK);
+    assert_int_equal(thread_join(&thread, soon()), STATUS_OK);
+    mailbox_fini(&box);
+}
+
+static void test_snapshot_and_json_list_live_threads_only(void **state) {
+    (void)state;
+    struct thread threads[2];
+    struct thread_config first = {"first", beat_until_stopped, NULL, span_ms(1000)};
+    struct thread_config second = {"second", beat_until_stopped, NULL, span_ms(30000)};
+    struct beat own;
+    beat_register(&own, "main", span_ms(1000));
+    assert_int_equal(thread_start(&threads[0], &first), STATUS_OK);
+    assert_int_equal(thread_start(&threads[1], &second), STATUS_OK);
+    struct thread_view views[8];
+    while (thread_snapshot(views, 8) < 3) {
+        (void)poll(NULL, 0, 1);
+    }
+    assert_int_equal(thread_snapshot(views, 1), 3); /* counts more than it copies */
+    assert_string_equal(views[0].name, "main");
+    assert_true(views[0].cpu_seconds >= 0);
+    char text[1024];
+    struct writer writer;
+    writer_init(&writer, text, sizeof text - 1);
+    thread_describe(&writer);
+    text[writer.len] = '\0';
+    assert_contains(text, "[{\"name\":\"main\",\"beat_age_ms\":");
+    assert_contains(text, "\"limit_ms\":30000,");
+    for (int i = 0; i < 2; i++) {
+        thread_ask_stop(&threads[i]);
+        assert_int_equal(thread_join(&threads[i], soon()), STATUS_OK);
+    }
+    assert_int_equal(thread_snapshot(views, 8), 1);
+    beat_unregister(&own);
+    beat_unregister(&own); /* harmless */
+    assert_int_equal(thread_snapshot(views, 8), 0);
+}
+
+static _Atomic uint32_t hook_calls;
+static char hook_name[THREAD_NAME_CAP];
+
+static void note_hook(const char *name, struct span silent, struct span limit) {
+    assert_true(silent.ns > limit.ns);
+    text_copy(hook_name, sizeof hook_name, name);
+    (void)atomic_fetch_add(&hook_calls, 1);
+}
+
+static void wait_for_calls(uint32_t calls) {
+    struct instant deadline = soon();
+    while (atomic_load(&hook_calls) < calls) {
+        assert_false(instant_reached(clock_now(), deadline));
+        (void)poll(NULL, 0, 5);
+    }
+}
+
+static void test_watchdog_reports_only_the_silent_thread_and_once_per_silence(void **state) {
+    (void)state;
+    atomic_store(&hook_calls, 0);
+    atomic_bool is_stuck = false;
+    struct thread good;
+    struct thread bad;
+    struct thread_config good_config = {"good", beat_until_stopped, NULL, span_ms(20000)};
+    struct thread_config bad_config = {"bad", beat_unless_stuck, &is_stuck, span_ms(1000)};
+    assert_int_equal(watchdog_start(note_hook), STATUS_OK);
+    assert_int_equal(thread_start(&good, &good_config), STATUS_OK);
+    assert_int_equal(thread_start(&bad, &bad_config), STATUS_OK);
+    assert_true(threads_are_alive());
+    atomic_store(&is_stuck, true);
+    wait_for_calls(1);
+    assert_string_equal(hook_name, "bad");
+    assert_false(threads_are_alive());
+    /* It beats again and is forgiven; a second silence is a second report. */
+    atomic_store(&is_stuck, false);
+    struct instant deadline = soon();
+    while (!threads_are_alive()) {
+        assert_false(instant_reached(clock_now(), deadline));
+        (void)poll(NULL, 0, 5);
+    }
+    assert_int_equal(atomic_load(&hook_calls), 1);
+    atomic_store(&is_stuck, true);
+    wait_for_calls(2);
+    thread_ask_stop(&good);
+    thread_ask_stop(&bad);
+    assert_int_equal(thread_join(&good, soon()), STATUS_OK);
+    assert_int_equal(thread_join(&bad, soon()), STATUS_OK);
+    watchdog_stop();
+    watchdog_stop(); /* idempotent */
+    assert_true(threads_are_alive());
+}
+
+static void test_watchdog_starts_again_after_a_stop(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(watchdog_start(NULL), STATUS_OK);
+        watchdog_stop();
+    }
+}
+
+/* The two below run this program again as a child, because their end is the process's end. */
+
+static int child_hangs(void) {
+    struct log_settings settings = {LOG_LEVEL_INFO, LOG_FORMAT_HUMAN};
+    atomic_bool is_stuck = true;
+    struct thread thread;
+    struct thread_config config = {"engine", beat_unless_stuck, &is_stuck, span_ms(300)};
+    if (log_start(&settings, "test", "child") != STATUS_OK || watchdog_start(NULL) != STATUS_OK ||
+        thread_start(&thread, &config) != STATUS_OK) {
+        return 1;
+    }
+    return thread_join(&thread, soon()) == STATUS_OK ? 2 : 3; /* the watchdog is faster */
+}
+
+static int child_is_paused(void) {
+    signals_block();
+    struct thread thread;
+    struct thread_config config = {"busy", beat_until_stopped, NULL, span_ms(1000)};
+    if (watchdog_start(NULL) != STATUS_OK || thread_start(&thread, &config) != STATUS_OK) {
+        return 1;
+    }
+    (void)!write(STDERR_FILENO, "ready\n", 6); /* the parent fails without it */
+    if (signals_wait(soon()) != SIGTERM) {
+        return 2;
+    }
+    /* Live through some ticks after the pause. */
+    uint64_t wanted = 1;
+    struct instant deadline = soon();
+    while (watchdog_pauses() < wanted && !instant_reached(clock_now(), deadline)) {
+        (void)poll(NULL, 0, 10);
+    }
+    (void)poll(NULL, 0, 500);
+    thread_ask_stop(&thread);
+    if (thread_join(&thread, soon()) != STATUS_OK) {
+        return 3;
+    }
+    watchdog_stop();
+    return watchdog_pauses() >= wanted ? 0 : 4;
+}
+
+static pid_t spawn_child(const char *role, int *errors_out) {
+    int ends[2];
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    assert_int_equal(posix_spawn_file_actions_init(&actions), 0);
+    assert_int_equal(posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO), 0);
+    char program[] = "test_thread";
+    char copy[32];
+    text_copy(copy, sizeof copy, role);
+    char *argv[] = {program, copy, NULL};
+    pid_t pid = 0;
+    assert_int_equal(posix_spawn(&pid, "/proc/self/exe", &actions, NULL, argv, environ), 0);
+    assert_int_equal(posix_spawn_file_actions_destroy(&actions), 0);
+    assert_int_equal(close(ends[1]), 0);
+    *errors_out = ends[0];
+    return pid;
+}
+
+static void read_all(int fd, char *text, size_t cap) {
+    size_t len = 0;
+    ssize_t got = 0;
+    while (len + 1 < cap && (got = read(fd, text + len, cap - 1 - len)) > 0) {
+        len += (size_t)got;
+    }
+    text[len] = '\0';
+    assert_int_equal(close(fd), 0);
+}
+
+static void test_watchdog_ends_the_process_and_says_who_hung(void **state) {
+    (void)state;
+    int errors = -1;
+    pid_t pid = spawn_child("hangs", &errors);
+    char text[4096];
+    read_all(errors, text, sizeof text);
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), WATCHDOG_EXIT_STATUS);
+    assert_contains(text, " ERROR test/child thread does not beat");
+    assert_contains(text, " thread engine silent ");
+}
+
+static void test_watchdog_forgives_a_process_that_was_stopped(void **state) {
+    (void)state;
+    int errors = -1;
+    pid_t pid = spawn_child("paused", &errors);
+    char ready[6];
+    assert_int_equal(read(errors, ready, sizeof ready), 6);
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(status));
+    (void)poll(NULL, 0, 2500); /* well past the thread's limit: the pause is the input here */
+    assert_int_equal(kill(pid, SIGTERM), 0);
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    char text[4096];
+    read_all(errors, text, sizeof text);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        fail_msg("child ended with status %x: %s", status, text);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "hangs") == 0) {
+        return child_hangs();
+    }
+    if (argc == 2 && strcmp(argv[1], "paused") == 0) {
+        return child_is_paused();
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_thread_carries_its_name),
+        cmocka_unit_test(test_thread_starts_with_signals_blocked_but_faults_open),
+        cmocka_unit_test(test_join_reports_a_timeout_and_succeeds_later_and_twice),
+        cmocka_unit_test(test_snapshot_and_json_list_live_threads_only),
+        cmocka_unit_test(test_watchdog_reports_only_the_silent_thread_and_once_per_silence),
+        cmocka_unit_test(test_watchdog_starts_again_after_a_stop),
+        cmocka_unit_test(test_watchdog_ends_the_process_and_says_who_hung),
+        cmocka_unit_test(test_watchdog_forgives_a_process_that_was_stopped),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
