@@ -114,6 +114,9 @@ uint64_t kernels_weights_bytes(enum kernels_dtype dtype, uint32_t rows, uint32_t
 void kernels_weights_pack(struct kernels_weights *weights, uint32_t row_first, const void *source,
                           enum kernels_dtype source_dtype, uint32_t row_count);
 
+/* Reads one row back, exactly: to[cols]. row < weights->rows. */
+void kernels_weights_row(const struct kernels_weights *weights, uint32_t row, float *to);
+
 static inline uint32_t kernels_dtype_bytes(enum kernels_dtype dtype) {
     return dtype == KERNELS_F32 ? 4u : 2u;
 }

@@ -26,7 +26,8 @@ struct engine;
 /* Layer `layer` of step `step` is complete: its KV of all rows is in the pool. */
 typedef void (*engine_on_layer)(void *context, uint64_t step, uint32_t layer);
 /* The step ended. results: one per plan row, in order, borrowed until return; on a failed step
- * (status not STATUS_OK) every result has is_valid false. elapsed: computing time. */
+ * (status not STATUS_OK) every result has is_valid false. elapsed: from the step's start to its
+ * end, test_step_delay included. */
 typedef void (*engine_on_step)(void *context, uint64_t step, enum status status,
                                const struct step_result *results, uint32_t count,
                                struct span elapsed);
@@ -56,7 +57,9 @@ MUST_USE enum status engine_create(const struct engine_config *config, struct wr
 void engine_destroy(struct engine *engine);
 
 /* Copies the plan and returns at once. CHECKs that no plan is outstanding (on_step of the previous
- * one has been entered) and that its counts are within rows_max and tokens_max. */
+ * one has been entered) and that its counts are within rows_max, tokens_max and rows_max whole
+ * contexts of pages. A row that names a token, position or page out of range ends the step with
+ * STATUS_RANGE; one that lacks sampling or history it needs, with STATUS_INVALID. */
 void engine_submit(struct engine *engine, const struct step_plan *plan);
 
 /* The pool: page_count * layout->page_bytes bytes, 4096-aligned; page p, component c, row r is at

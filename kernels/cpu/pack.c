@@ -60,3 +60,16 @@ void kernels_weights_pack(struct kernels_weights *weights, uint32_t row_first, c
         row += take;
     }
 }
+
+void kernels_weights_row(const struct kernels_weights *weights, uint32_t row, float *to) {
+    CHECK_OP(row, <, weights->rows);
+    uint32_t cols = weights->cols;
+    uint32_t size = kernels_dtype_bytes(weights->dtype);
+    const unsigned char *from = (const unsigned char *)weights->data +
+                                ((size_t)(row / KERNELS_PANEL) * cols * KERNELS_PANEL +
+                                 pack_slot(weights->dtype, row % KERNELS_PANEL)) *
+                                    size;
+    for (uint32_t k = 0; k < cols; k++) {
+        to[k] = pack_read(from + (size_t)k * KERNELS_PANEL * size, weights->dtype);
+    }
+}

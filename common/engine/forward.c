@@ -1,0 +1,339 @@
+#include "engine/forward.h"
+
+#include "base/check.h"
+#include "engine/model_weights.h"
+#include "engine/team.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where one token of the step stands: its position and its sequence's pages. */
+struct token_place {
+    uint32_t token;
+    uint32_t position;
+    const uint32_t *pages;
+};
+
+struct forward {
+    struct forward_config config;
+    const struct kernels *kernels;
+    uint32_t token_count;
+    uint32_t sampled_count;
+    struct token_place *places; /* [tokens_max] */
+    uint32_t *sampled;          /* [rows_max]: index of each sampled row's last token */
+    float *x;                   /* [tokens_max, hidden]: the residual stream */
+    float *normed;              /* [tokens_max, hidden] */
+    float *qkv;                 /* [tokens_max, qkv_stride] */
+    float *mixed;               /* [tokens_max, heads * head_dim]: attention's result */
+    float *projected;           /* [tokens_max, hidden_stride] */
+    float *gate_up;             /* [tokens_max, ffn_stride] */
+    float *cosine;              /* [tokens_max, head_dim / 2] */
+    float *sine;
+    float *logits; /* [rows_max, vocab_stride] */
+    size_t qkv_stride;
+    size_t hidden_stride;
+    size_t ffn_stride;
+    size_t vocab_stride;
+};
+
+static size_t padded(uint32_t rows) {
+    return (size_t)kernels_panels(rows) * KERNELS_PANEL;
+}
+
+static void *buffer_take(size_t count, size_t width, size_t size) {
+    size_t bytes = (count * width * size + 63) / 64 * 64;
+    void *memory = aligned_alloc(64, bytes == 0 ? 64 : bytes);
+    CHECK(memory != NULL);
+    return memory;
+}
+
+struct forward *forward_create(const struct forward_config *config) {
+    struct forward *forward = calloc(1, sizeof(*forward));
+    CHECK(forward != NULL);
+    const struct model_config *shape = &config->model->config;
+    uint32_t q_width = shape->heads * shape->head_dim;
+    size_t tokens = config->tokens_max;
+    forward->config = *config;
+    forward->kernels = config->model->kernels;
+    forward->qkv_stride = padded(q_width + 2 * shape->kv_heads * shape->head_dim);
+    forward->hidden_stride = padded(shape->hidden);
+    forward->ffn_stride = padded(2 * shape->ffn);
+    forward->vocab_stride = padded(shape->vocab);
+    forward->places = buffer_take(tokens, 1, sizeof(*forward->places));
+    forward->sampled = buffer_take(config->rows_max, 1, sizeof(*forward->sampled));
+    forward->x = buffer_take(tokens, shape->hidden, sizeof(float));
+    forward->normed = buffer_take(tokens, shape->hidden, sizeof(float));
+    forward->qkv = buffer_take(tokens, forward->qkv_stride, sizeof(float));
+    forward->mixed = buffer_take(tokens, q_width, sizeof(float));
+    forward->projected = buffer_take(tokens, forward->hidden_stride, sizeof(float));
+    forward->gate_up = buffer_take(tokens, forward->ffn_stride, sizeof(float));
+    forward->cosine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
+    forward->sine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
+    forward->logits = buffer_take(config->rows_max, forward->vocab_stride, sizeof(float));
+    return forward;
+}
+
+void forward_destroy(struct forward *forward) {
+    if (forward == NULL) {
+        return;
+    }
+    free(forward->places);
+    free(forward->sampled);
+    free(forward->x);
+    free(forward->normed);
+    free(forward->qkv);
+    free(forward->mixed);
+    free(forward->projected);
+    free(forward->gate_up);
+    free(forward->cosine);
+    free(forward->sine);
+    free(forward->logits);
+    free(forward);
+}
+
+/* ---- loops over the team ---- */
+
+/* One loop: which layer, and what its parts are made of. */
+struct loop {
+    struct forward *forward;
+    const struct model_layer *layer; /* NULL before the first and after the last */
+    uint32_t layer_index;
+    uint32_t part_tokens; /* tokens per part, for loops over tokens */
+    struct kernels_gemm gemm;
+    uint32_t part_panels; /* panels per part, for products */
+    const float *norm;    /* weights of the norm that follows an add */
+};
+
+static uint32_t ceil_div(uint32_t count, uint32_t by) {
+    return (count + by - 1) / by;
+}
+
+/* A few parts per thread even out their speeds; one part when there is one thread. */
+static uint32_t part_size(const struct forward *forward, uint32_t count) {
+    uint32_t threads = team_threads(forward->config.team);
+    return threads == 1 ? count : ceil_div(count, 4 * threads);
+}
+
+static void tokens_run(struct loop *loop, team_fn fn) {
+    struct forward *forward = loop->forward;
+    loop->part_tokens = part_size(forward, forward->token_count);
+    team_run(forward->config.team, ceil_div(forward->token_count, loop->part_tokens), fn, loop);
+}
+
+static void gemm_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    uint32_t panels = kernels_panels(loop->gemm.weights->rows);
+    uint32_t first = part * loop->part_panels;
+    uint32_t end = panels - first < loop->part_panels ? panels : first + loop->part_panels;
+    loop->forward->kernels->gemm(&loop->gemm, first, end);
+}
+
+static void gemm_run(struct loop *loop, const struct kernels_weights *weights, const float *x,
+                     size_t x_stride, float *y, size_t y_stride, uint32_t count) {
+    loop->gemm = (struct kernels_gemm){.weights = weights,
+                                       .x = x,
+                                       .x_stride = x_stride,
+                                       .y = y,
+                                       .y_stride = y_stride,
+                                       .count = count};
+    uint32_t panels = kernels_panels(weights->rows);
+    loop->part_panels = ceil_div(part_size(loop->forward, panels), 4) * 4; /* whole tiles */
+    team_run(loop->forward->config.team, ceil_div(panels, loop->part_panels), gemm_part, loop);
+}
+
+static uint32_t part_end(const struct loop *loop, uint32_t part) {
+    uint32_t end = (part + 1) * loop->part_tokens;
+    return end < loop->forward->token_count ? end : loop->forward->token_count;
+}
+
+/* ---- the stages ---- */
+
+/* Embedding, the position's rotation, and the first norm. The angle is computed in double. */
+static void begin_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    const struct model *model = forward->config.model;
+    uint32_t hidden = model->config.hidden;
+    uint32_t half = model->config.head_dim / 2;
+    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+        const struct token_place *place = &forward->places[n];
+        float *x = forward->x + (size_t)n * hidden;
+        kernels_weights_row(&model->embedding, place->token, x);
+        for (uint32_t i = 0; i < half; i++) {
+            double angle = place->position * model->frequencies[i];
+            forward->cosine[(size_t)n * half + i] = (float)cos(angle);
+            forward->sine[(size_t)n * half + i] = (float)sin(angle);
+        }
+        forward->kernels->rms_norm(forward->normed + (size_t)n * hidden, x, loop->norm, hidden,
+                                   model->config.norm_epsilon);
+    }
+}
+
+static unsigned char *kv_row(const struct forward *forward, const struct token_place *place,
+                             uint32_t component) {
+    const struct kv_layout *layout = forward->config.layout;
+    uint32_t page = place->pages[place->position / layout->page_tokens];
+    return forward->config.kv +
+           layout_row_offset(layout, page, component, place->position % layout->page_tokens);
+}
+
+/* Rotates q and k, and writes k and v into the pool. */
+static void store_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    const struct model *model = forward->config.model;
+    const struct model_config *shape = &model->config;
+    uint32_t half = shape->head_dim / 2;
+    uint32_t q_width = shape->heads * shape->head_dim;
+    uint32_t kv_width = shape->kv_heads * shape->head_dim;
+    uint32_t component = forward->config.layout->layer_first[loop->layer_index];
+    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+        float *q = forward->qkv + n * forward->qkv_stride;
+        const float *cosine = forward->cosine + (size_t)n * half;
+        const float *sine = forward->sine + (size_t)n * half;
+        forward->kernels->rotary(q, cosine, sine, shape->heads + shape->kv_heads, shape->head_dim);
+        forward->kernels->store(kv_row(forward, &forward->places[n], component), model->kv_dtype,
+                                q + q_width, kv_width);
+        forward->kernels->store(kv_row(forward, &forward->places[n], component + 1),
+                                model->kv_dtype, q + q_width + kv_width, kv_width);
+    }
+}
+
+/* One part is one token and one KV head, or whole tokens when there is one thread. */
+static void attention_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    const struct model *model = forward->config.model;
+    const struct model_config *shape = &model->config;
+    const struct kv_layout *layout = forward->config.layout;
+    uint32_t component = layout->layer_first[loop->layer_index];
+    bool is_whole = team_threads(forward->config.team) == 1;
+    uint32_t n = is_whole ? part : part / shape->kv_heads;
+    uint32_t head = is_whole ? 0 : part % shape->kv_heads;
+    const struct token_place *place = &forward->places[n];
+    struct kernels_attention attention = {.q = forward->qkv + n * forward->qkv_stride,
+                                          .out = forward->mixed +
+                                                 (size_t)n * shape->heads * shape->head_dim,
+                                          .base = forward->config.kv,
+                                          .page_bytes = layout->page_bytes,
+                                          .k_offset = layout->page_offset[component],
+                                          .v_offset = layout->page_offset[component + 1],
+                                          .row_bytes = layout->components[component].row_bytes,
+                                          .pages = place->pages,
+                                          .page_tokens = layout->page_tokens,
+                                          .length = place->position + 1,
+                                          .heads = shape->heads,
+                                          .kv_heads = shape->kv_heads,
+                                          .head_dim = shape->head_dim,
+                                          .kv_dtype = model->kv_dtype,
+                                          .scale = (float)(1.0 / sqrt(shape->head_dim))};
+    forward->kernels->attention(&attention, head, is_whole ? shape->kv_heads : head + 1);
+}
+
+/* x += projected, then the next norm (if there is one). */
+static void add_norm_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    const struct model_config *shape = &forward->config.model->config;
+    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+        float *x = forward->x + (size_t)n * shape->hidden;
+        forward->kernels->add(x, forward->projected + n * forward->hidden_stride, shape->hidden);
+        if (loop->norm != NULL) {
+            forward->kernels->rms_norm(forward->normed + (size_t)n * shape->hidden, x, loop->norm,
+                                       shape->hidden, shape->norm_epsilon);
+        }
+    }
+}
+
+/* The activation, written over the gate. */
+static void silu_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    uint32_t ffn = forward->config.model->config.ffn;
+    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+        float *gate = forward->gate_up + n * forward->ffn_stride;
+        forward->kernels->silu_mul(gate, gate, gate + ffn, ffn);
+    }
+}
+
+static void layer_run(struct loop *loop, const float *next_norm, forward_on_layer on_layer,
+                      void *context) {
+    struct forward *forward = loop->forward;
+    const struct model_layer *layer = loop->layer;
+    const struct model_config *shape = &forward->config.model->config;
+    struct team *team = forward->config.team;
+    uint32_t count = forward->token_count;
+    gemm_run(loop, &layer->qkv, forward->normed, shape->hidden, forward->qkv, forward->qkv_stride,
+             count);
+    tokens_run(loop, store_part);
+    on_layer(context, loop->layer_index);
+    team_run(team, team_threads(team) == 1 ? count : count * shape->kv_heads, attention_part, loop);
+    gemm_run(loop, &layer->output, forward->mixed, (size_t)shape->heads * shape->head_dim,
+             forward->projected, forward->hidden_stride, count);
+    loop->norm = layer->ffn_norm;
+    tokens_run(loop, add_norm_part);
+    gemm_run(loop, &layer->gate_up, forward->normed, shape->hidden, forward->gate_up,
+             forward->ffn_stride, count);
+    tokens_run(loop, silu_part);
+    gemm_run(loop, &layer->down, forward->gate_up, forward->ffn_stride, forward->projected,
+             forward->hidden_stride, count);
+    loop->norm = next_norm;
+    tokens_run(loop, add_norm_part);
+}
+
+static void places_make(struct forward *forward, const struct forward_input *input) {
+    uint32_t count = 0;
+    uint32_t sampled = 0;
+    for (uint32_t r = 0; r < input->row_count; r++) {
+        const struct plan_row *row = &input->rows[r];
+        for (uint32_t i = 0; i < row->token_count; i++) {
+            CHECK_OP(count, <, forward->config.tokens_max);
+            forward->places[count++] =
+                (struct token_place){.token = input->tokens[row->token_first + i],
+                                     .position = row->position + i,
+                                     .pages = input->pages + row->page_first};
+        }
+        if (row->is_sampled) {
+            forward->sampled[sampled++] = count - 1;
+        }
+    }
+    forward->token_count = count;
+    forward->sampled_count = sampled;
+}
+
+void forward_run(struct forward *forward, const struct forward_input *input,
+                 forward_on_layer on_layer, void *context) {
+    const struct model *model = forward->config.model;
+    const struct model_config *shape = &model->config;
+    places_make(forward, input);
+    if (forward->token_count == 0) {
+        return;
+    }
+    struct loop loop = {.forward = forward, .norm = model->layers[0].attention_norm};
+    tokens_run(&loop, begin_part);
+    for (uint32_t i = 0; i < shape->layers; i++) {
+        bool is_last = i + 1 == shape->layers;
+        loop.layer = &model->layers[i];
+        loop.layer_index = i;
+        layer_run(&loop, is_last ? NULL : model->layers[i + 1].attention_norm, on_layer, context);
+    }
+    for (uint32_t n = 0; n < forward->sampled_count; n++) {
+        forward->kernels->rms_norm(forward->normed + (size_t)n * shape->hidden,
+                                   forward->x + (size_t)forward->sampled[n] * shape->hidden,
+                                   model->final_norm, shape->hidden, shape->norm_epsilon);
+    }
+    gemm_run(&loop, &model->head, forward->normed, shape->hidden, forward->logits,
+             forward->vocab_stride, forward->sampled_count);
+}
+
+float *forward_logits(struct forward *forward, uint32_t n) {
+    CHECK_OP(n, <, forward->sampled_count);
+    return forward->logits + n * forward->vocab_stride;
+}

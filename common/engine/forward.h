@@ -1,0 +1,47 @@
+/* The forward pass of one step: tokens in, KV into the pool, logits of the sampled rows out.
+ *
+ * Takes checked input only. Every activation is f32. Called on the step thread; shares its loops
+ * with the team. */
+#ifndef ENGINE_FORWARD_H
+#define ENGINE_FORWARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/layout.h"
+#include "core/plan.h"
+#include "engine/model.h"
+
+struct forward;
+struct team;
+
+/* Borrows everything until forward_destroy. */
+struct forward_config {
+    const struct model *model;
+    const struct kv_layout *layout;
+    unsigned char *kv;
+    struct team *team;
+    uint32_t rows_max;
+    uint32_t tokens_max;
+};
+
+struct forward_input {
+    const struct plan_row *rows; /* token_first and page_first index the two below */
+    uint32_t row_count;
+    const uint32_t *tokens;
+    const uint32_t *pages;
+};
+
+/* `layer` is complete in the pool for all rows; called on the step thread. */
+typedef void (*forward_on_layer)(void *context, uint32_t layer);
+
+struct forward *forward_create(const struct forward_config *config);
+/* Accepts NULL. */
+void forward_destroy(struct forward *forward);
+/* Runs all layers, then the head for the last token of each sampled row. on_layer: not NULL. */
+void forward_run(struct forward *forward, const struct forward_input *input,
+                 forward_on_layer on_layer, void *context);
+/* Logits of the n-th sampled row of the last run, [vocab_count]; may be changed in place. */
+float *forward_logits(struct forward *forward, uint32_t n);
+
+#endif

@@ -1,0 +1,486 @@
+#include "engine/model_weights.h"
+
+#include "base/check.h"
+#include "base/prng.h"
+#include "engine/checkpoint.h"
+#include "engine/fail.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE      ((size_t)2 << 20)
+#define NAME_MAX_BYTES 96
+
+/* ---- memory ---- */
+
+/* 64-aligned zeroed memory; large blocks on huge pages where the system has them. */
+static void *weights_take(uint64_t bytes) {
+    size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
+    size_t rounded = ((size_t)bytes + align - 1) / align * align;
+    void *memory = aligned_alloc(align, rounded);
+    CHECK(memory != NULL);
+    if (align == HUGE_PAGE) {
+        (void)madvise(memory, rounded, MADV_HUGEPAGE); /* only speed depends on it */
+    }
+    memset(memory, 0, rounded);
+    return memory;
+}
+
+static void matrix_take(struct kernels_weights *matrix, enum kernels_dtype dtype, uint32_t rows,
+                        uint32_t cols) {
+    *matrix = (struct kernels_weights){.dtype = dtype, .rows = rows, .cols = cols};
+    matrix->data = weights_take(kernels_weights_bytes(dtype, rows, cols));
+}
+
+/* ---- loading ---- */
+
+struct loader {
+    struct model *model;
+    const struct checkpoint *checkpoint;
+    struct writer *error;
+    enum kernels_dtype source_dtype; /* of every matrix, as in the file */
+    const char *source_name;
+    uint32_t used; /* tensors that were found and read */
+    uint64_t hash;
+    bool is_dry; /* only shapes are checked, nothing is read or allocated */
+};
+
+static bool dtype_parse(const char *name, enum kernels_dtype *dtype_out) {
+    if (strcmp(name, "F32") == 0) {
+        *dtype_out = KERNELS_F32;
+    } else if (strcmp(name, "F16") == 0) {
+        *dtype_out = KERNELS_F16;
+    } else if (strcmp(name, "BF16") == 0) {
+        *dtype_out = KERNELS_BF16;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* True if some value is infinite or NaN. */
+static bool values_are_broken(const unsigned char *data, enum kernels_dtype dtype, uint64_t bytes) {
+    uint32_t is_broken = 0;
+    if (dtype == KERNELS_F32) {
+        for (uint64_t i = 0; i < bytes; i += 4) {
+            uint32_t bits;
+            memcpy(&bits, data + i, 4);
+            is_broken |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+    } else {
+        uint32_t exponent = dtype == KERNELS_F16 ? 0x7c00u : 0x7f80u;
+        for (uint64_t i = 0; i < bytes; i += 2) {
+            uint16_t bits;
+            memcpy(&bits, data + i, 2);
+            is_broken |= (bits & exponent) == exponent;
+        }
+    }
+    return is_broken != 0;
+}
+
+/* Four lanes of multiply and rotate: some GB/s, and any changed byte changes the result. */
+static uint64_t hash_bytes(uint64_t seed, const unsigned char *data, uint64_t bytes) {
+    uint64_t lanes[4] = {seed + 1, seed + 2, seed + 3, seed + 4};
+    uint64_t at = 0;
+    for (; at + 32 <= bytes; at += 32) {
+        for (uint32_t i = 0; i < 4; i++) {
+            uint64_t word;
+            memcpy(&word, data + at + i * 8, 8);
+            lanes[i] = (lanes[i] ^ word) * 0x9e3779b97f4a7c15ull;
+            lanes[i] ^= lanes[i] >> 29;
+        }
+    }
+    for (; at < bytes; at++) {
+        lanes[0] = mix64(lanes[0] ^ data[at]);
+    }
+    uint64_t hash = bytes;
+    for (uint32_t i = 0; i < 4; i++) {
+        hash = mix64(hash ^ lanes[i]);
+    }
+    return hash;
+}
+
+/* Finds a tensor and checks type, shape and values; cols 0 means one dimension. */
+static enum status tensor_find(struct loader *loader, const char *name, uint32_t rows,
+                               uint32_t cols, const struct checkpoint_tensor **tensor_out,
+                               enum kernels_dtype *dtype_out) {
+    const struct checkpoint_tensor *tensor = checkpoint_find(loader->checkpoint, name);
+    if (tensor == NULL) {
+        return fail(loader->error, STATUS_CORRUPT,
+                    "tensor \"%s\" is missing from the safetensors files", name);
+    }
+    uint32_t rank = cols == 0 ? 1 : 2;
+    if (tensor->rank != rank || tensor->shape[0] != rows ||
+        (rank == 2 && tensor->shape[1] != cols)) {
+        char expected[32];
+        (void)snprintf(expected, sizeof(expected), rank == 1 ? "[%u]" : "[%u, %u]", rows, cols);
+        return fail(loader->error, STATUS_CORRUPT,
+                    "%s: tensor \"%s\" has %u dimensions [%" PRIu64 "%s%" PRIu64
+                    "%s], but config.json makes it %s",
+                    fail_text(tensor->file).text, name, tensor->rank,
+                    tensor->rank > 0 ? tensor->shape[0] : 0, tensor->rank > 1 ? ", " : "; ",
+                    tensor->rank > 1 ? tensor->shape[1] : 0, tensor->rank > 2 ? ", ..." : "",
+                    expected);
+    }
+    if (!dtype_parse(tensor->dtype, dtype_out)) {
+        return fail(loader->error, STATUS_UNSUPPORTED,
+                    "%s: tensor \"%s\" is %s, but only F32, F16 and BF16 are served",
+                    fail_text(tensor->file).text, name, tensor->dtype);
+    }
+    *tensor_out = tensor;
+    if (loader->is_dry) {
+        loader->used++;
+        return STATUS_OK;
+    }
+    if (values_are_broken(tensor->data, *dtype_out, tensor->bytes)) {
+        return fail(loader->error, STATUS_CORRUPT,
+                    "%s: tensor \"%s\" holds a value that is not a finite number",
+                    fail_text(tensor->file).text, name);
+    }
+    loader->hash = mix64(loader->hash ^ hash_bytes(loader->used, tensor->data, tensor->bytes));
+    loader->used++;
+    loader->model->info.parameter_count += (uint64_t)rows * (cols == 0 ? 1 : cols);
+    return STATUS_OK;
+}
+
+static enum status load_matrix(struct loader *loader, const char *name,
+                               struct kernels_weights *matrix, uint32_t row_first, uint32_t rows,
+                               uint32_t cols) {
+    const struct checkpoint_tensor *tensor = NULL;
+    enum kernels_dtype dtype = KERNELS_F32;
+    enum status status = tensor_find(loader, name, rows, cols, &tensor, &dtype);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (loader->source_name == NULL) { /* the first matrix sets the type of the model */
+        loader->source_dtype = dtype;
+        loader->source_name = name;
+    }
+    if (dtype != loader->source_dtype) {
+        return fail(loader->error, STATUS_CORRUPT,
+                    "%s: tensor \"%s\" is %s, unlike \"%s\": all matrices must share one dtype",
+                    fail_text(tensor->file).text, name, tensor->dtype, loader->source_name);
+    }
+    if (!loader->is_dry) {
+        kernels_weights_pack(matrix, row_first, tensor->data, dtype, rows);
+    }
+    return STATUS_OK;
+}
+
+static enum status load_norm(struct loader *loader, const char *name, float **norm) {
+    const struct checkpoint_tensor *tensor = NULL;
+    enum kernels_dtype dtype = KERNELS_F32;
+    uint32_t width = loader->model->config.hidden;
+    enum status status = tensor_find(loader, name, width, 0, &tensor, &dtype);
+    if (status == STATUS_OK && !loader->is_dry) {
+        *norm = weights_take((uint64_t)width * sizeof(float));
+        /* The file promises no alignment. */
+        unsigned char *aligned = weights_take(tensor->bytes);
+        memcpy(aligned, tensor->data, tensor->bytes);
+        loader->model->kernels->widen(*norm, aligned, dtype, width);
+        free(aligned);
+    }
+    return status;
+}
+
+static const char *layer_name(char *to, uint32_t layer, const char *part) {
+    (void)snprintf(to, NAME_MAX_BYTES, "model.layers.%u.%s.weight", layer, part);
+    return to;
+}
+
+static enum status load_layer(struct loader *loader, uint32_t index, struct model_layer *layer) {
+    const struct model_config *config = &loader->model->config;
+    uint32_t q_rows = config->heads * config->head_dim;
+    uint32_t kv_rows = config->kv_heads * config->head_dim;
+    enum kernels_dtype packed = loader->source_dtype == KERNELS_BF16 ? KERNELS_BF16 : KERNELS_F32;
+    if (!loader->is_dry) {
+        matrix_take(&layer->qkv, packed, q_rows + 2 * kv_rows, config->hidden);
+        matrix_take(&layer->output, packed, config->hidden, q_rows);
+        matrix_take(&layer->gate_up, packed, 2 * config->ffn, config->hidden);
+        matrix_take(&layer->down, packed, config->hidden, config->ffn);
+    }
+    const struct {
+        const char *part;
+        struct kernels_weights *matrix;
+        uint32_t row_first;
+        uint32_t rows;
+        uint32_t cols;
+    } parts[] = {
+        {"self_attn.q_proj", &layer->qkv, 0, q_rows, config->hidden},
+        {"self_attn.k_proj", &layer->qkv, q_rows, kv_rows, config->hidden},
+        {"self_attn.v_proj", &layer->qkv, q_rows + kv_rows, kv_rows, config->hidden},
+        {"self_attn.o_proj", &layer->output, 0, config->hidden, q_rows},
+        {"mlp.gate_proj", &layer->gate_up, 0, config->ffn, config->hidden},
+        {"mlp.up_proj", &layer->gate_up, config->ffn, config->ffn, config->hidden},
+        {"mlp.down_proj", &layer->down, 0, config->hidden, config->ffn},
+    };
+    char name[NAME_MAX_BYTES];
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && i < sizeof(parts) / sizeof(parts[0]); i++) {
+        status = load_matrix(loader, layer_name(name, index, parts[i].part), parts[i].matrix,
+                             parts[i].row_first, parts[i].rows, parts[i].cols);
+    }
+    if (status == STATUS_OK) {
+        status =
+            load_norm(loader, layer_name(name, index, "input_layernorm"), &layer->attention_norm);
+    }
+    if (status == STATUS_OK) {
+        status = load_norm(loader, layer_name(name, index, "post_attention_layernorm"),
+                           &layer->ffn_norm);
+    }
+    return status;
+}
+
+/* Tensors that may be there without a use; any other stranger means a model we would compute
+ * wrongly. */
+static bool name_is_harmless(const char *name, bool is_tied) {
+    static const char suffix[] = ".rotary_emb.inv_freq";
+    size_t length = strlen(name);
+    size_t tail = sizeof(suffix) - 1;
+    return (is_tied && strcmp(name, "lm_head.weight") == 0) ||
+           (length > tail && strcmp(name + length - tail, suffix) == 0);
+}
+
+static bool name_is_used(const struct model_config *config, const char *name) {
+    static const char *const parts[] = {
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
+        "mlp.down_proj",    "input_layernorm",  "post_attention_layernorm"};
+    if (strcmp(name, "model.embed_tokens.weight") == 0 || strcmp(name, "model.norm.weight") == 0 ||
+        (!config->is_tied && strcmp(name, "lm_head.weight") == 0)) {
+        return true;
+    }
+    static const char prefix[] = "model.layers.";
+    if (strncmp(name, prefix, sizeof(prefix) - 1) != 0) {
+        return false;
+    }
+    char *end = NULL;
+    unsigned long layer = strtoul(name + sizeof(prefix) - 1, &end, 10);
+    char wanted[NAME_MAX_BYTES];
+    for (size_t i = 0; layer < config->layers && i < sizeof(parts) / sizeof(parts[0]); i++) {
+        if (strcmp(layer_name(wanted, (uint32_t)layer, parts[i]), name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum status strangers_check(const struct loader *loader) {
+    for (uint32_t i = 0; i < checkpoint_count(loader->checkpoint); i++) {
+        const struct checkpoint_tensor *tensor = checkpoint_at(loader->checkpoint, i);
+        if (!name_is_used(&loader->model->config, tensor->name) &&
+            !name_is_harmless(tensor->name, loader->model->config.is_tied)) {
+            return fail(loader->error, STATUS_UNSUPPORTED,
+                        "%s: tensor \"%s\" has no place in this architecture: the model would be "
+                        "computed wrongly",
+                        fail_text(tensor->file).text, fail_text(tensor->name).text);
+        }
+    }
+    return STATUS_OK;
+}
+
+/* Once dry, to check everything before memory is taken on the word of a file; then for real. */
+static enum status load_all(struct loader *loader) {
+    struct model *model = loader->model;
+    const struct model_config *config = &model->config;
+    loader->used = 0;
+    loader->source_name = NULL;
+    enum kernels_dtype packed = loader->source_dtype == KERNELS_BF16 ? KERNELS_BF16 : KERNELS_F32;
+    if (!loader->is_dry) {
+        matrix_take(&model->embedding, packed, config->vocab, config->hidden);
+        model->head = model->embedding;
+        if (!config->is_tied) {
+            matrix_take(&model->head, packed, config->vocab, config->hidden);
+        }
+        model->layers = calloc(config->layers, sizeof(*model->layers));
+        CHECK(model->layers != NULL);
+    }
+    enum status status = load_matrix(loader, "model.embed_tokens.weight", &model->embedding, 0,
+                                     config->vocab, config->hidden);
+    if (status == STATUS_OK && !config->is_tied) {
+        status =
+            load_matrix(loader, "lm_head.weight", &model->head, 0, config->vocab, config->hidden);
+    }
+    if (status == STATUS_OK) {
+        status = load_norm(loader, "model.norm.weight", &model->final_norm);
+    }
+    struct model_layer untouched = {0}; /* a dry run writes nothing */
+    for (uint32_t i = 0; status == STATUS_OK && i < config->layers; i++) {
+        status = load_layer(loader, i, loader->is_dry ? &untouched : &model->layers[i]);
+    }
+    return status;
+}
+
+/* ---- constants ---- */
+
+/* Radians per position of pair i: theta^(-2i / head_dim), stretched as Llama 3.1 does where asked.
+ */
+static void frequencies_make(struct model *model) {
+    const struct model_config *config = &model->config;
+    const struct config_rope_llama3 *llama3 = &config->rope_llama3;
+    uint32_t half = config->head_dim / 2;
+    model->frequencies = calloc(half, sizeof(double));
+    CHECK(model->frequencies != NULL);
+    for (uint32_t i = 0; i < half; i++) {
+        double frequency = pow(config->rope_theta, -2.0 * i / config->head_dim);
+        if (llama3->is_on) {
+            double turns = llama3->original_tokens * frequency / (2 * 3.14159265358979323846);
+            double share = (turns - llama3->low_freq_factor) /
+                           (llama3->high_freq_factor - llama3->low_freq_factor);
+            share = share < 0 ? 0 : share > 1 ? 1 : share;
+            frequency = share * frequency + (1 - share) * frequency / llama3->factor;
+        }
+        model->frequencies[i] = frequency;
+    }
+}
+
+static void name_take(const char *directory, char *to, size_t cap) {
+    size_t end = strlen(directory);
+    while (end > 1 && directory[end - 1] == '/') {
+        end--;
+    }
+    size_t start = end;
+    while (start > 0 && directory[start - 1] != '/') {
+        start--;
+    }
+    size_t length = end - start < cap - 1 ? end - start : cap - 1;
+    memcpy(to, directory + start, length);
+    to[length] = '\0';
+}
+
+static uint64_t shape_hash(const struct model_config *config) {
+    uint64_t theta;
+    memcpy(&theta, &config->rope_theta, sizeof(theta));
+    uint64_t epsilon = 0;
+    memcpy(&epsilon, &config->norm_epsilon, sizeof(config->norm_epsilon));
+    const uint64_t numbers[] = {
+        config->hidden, config->ffn,      config->layers,           config->heads,
+        config->vocab,  config->kv_heads, config->head_dim,         epsilon,
+        theta,          config->is_tied,  config->rope_llama3.is_on};
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        hash = mix64(hash ^ numbers[i]) + i;
+    }
+    return hash_bytes(hash, (const unsigned char *)&config->rope_llama3.factor, 4 * sizeof(double));
+}
+
+static void info_make(struct model *model, enum kernels_dtype source, const char *directory) {
+    const struct model_config *config = &model->config;
+    struct model_info *info = &model->info;
+    name_take(directory, info->name, sizeof(info->name));
+    text_copy(info->architecture, sizeof(info->architecture), config->architecture);
+    const char *dtype = source == KERNELS_F32 ? "f32" : source == KERNELS_F16 ? "f16" : "bf16";
+    (void)snprintf(info->numerics, sizeof(info->numerics), "%s/%s/%u", dtype, model->kernels->name,
+                   KERNELS_VERSION);
+    info->vocab_count = config->vocab;
+    info->context_tokens = config->context_tokens;
+    info->layer_count = config->layers;
+    info->hidden = config->hidden;
+    info->heads = config->heads;
+    info->kv_heads = config->kv_heads;
+    info->head_dim = config->head_dim;
+    info->ffn = config->ffn;
+    info->kv_dtype = source == KERNELS_BF16 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
+    model->kv_dtype = source == KERNELS_BF16 ? KERNELS_BF16 : KERNELS_F32;
+    info->has_bos = config->has_bos;
+    info->bos_token = config->bos_token;
+    info->eos_count = config->eos_count;
+    memcpy(info->eos_tokens, config->eos_tokens, sizeof(info->eos_tokens));
+    info->defaults = config->defaults;
+    const struct kernels_weights *embedding = &model->embedding;
+    uint64_t bytes = kernels_weights_bytes(embedding->dtype, embedding->rows, embedding->cols);
+    info->weight_bytes = config->is_tied ? bytes : 2 * bytes;
+    for (uint32_t i = 0; i < config->layers; i++) {
+        const struct model_layer *layer = &model->layers[i];
+        const struct kernels_weights *all[] = {&layer->qkv, &layer->output, &layer->gate_up,
+                                               &layer->down};
+        for (size_t j = 0; j < 4; j++) {
+            info->weight_bytes += kernels_weights_bytes(all[j]->dtype, all[j]->rows, all[j]->cols);
+        }
+    }
+}
+
+enum status model_create(const char *directory, const struct kernels *kernels, struct writer *error,
+                         struct model **model_out) {
+    struct model *model = calloc(1, sizeof(*model));
+    struct checkpoint *checkpoint = NULL;
+    CHECK(model != NULL && kernels != NULL);
+    model->kernels = kernels;
+    enum status status = config_read(directory, error, &model->config);
+    if (status == STATUS_OK) {
+        status = checkpoint_open(directory, error, &checkpoint);
+    }
+    struct loader loader = {
+        .model = model, .checkpoint = checkpoint, .error = error, .is_dry = true};
+    if (status == STATUS_OK) {
+        status = load_all(&loader);
+    }
+    if (status == STATUS_OK) {
+        status = strangers_check(&loader);
+    }
+    if (status == STATUS_OK) {
+        loader.is_dry = false;
+        loader.hash = shape_hash(&model->config);
+        status = load_all(&loader);
+    }
+    checkpoint_close(checkpoint);
+    if (status != STATUS_OK) {
+        model_destroy(model);
+        return status;
+    }
+    frequencies_make(model);
+    info_make(model, loader.source_dtype, directory);
+    model->info.fingerprint = loader.hash;
+    *model_out = model;
+    return STATUS_OK;
+}
+
+void model_destroy(struct model *model) {
+    if (model == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; model->layers != NULL && i < model->config.layers; i++) {
+        struct model_layer *layer = &model->layers[i];
+        free(layer->qkv.data);
+        free(layer->output.data);
+        free(layer->gate_up.data);
+        free(layer->down.data);
+        free(layer->attention_norm);
+        free(layer->ffn_norm);
+    }
+    free(model->layers);
+    if (!model->config.is_tied) {
+        free(model->head.data);
+    }
+    free(model->embedding.data);
+    free(model->final_norm);
+    free(model->frequencies);
+    free(model);
+}
+
+const struct model_info *model_info(const struct model *model) {
+    return &model->info;
+}
+
+enum status model_layout(const struct model *model, uint32_t page_tokens,
+                         struct kv_layout *layout_out) {
+    const struct model_config *config = &model->config;
+    memset(layout_out, 0, sizeof(*layout_out));
+    layout_out->component_count = 2 * config->layers;
+    layout_out->page_tokens = page_tokens;
+    uint32_t row_bytes = config->kv_heads * config->head_dim * kernels_dtype_bytes(model->kv_dtype);
+    for (uint32_t i = 0; i < layout_out->component_count; i++) {
+        struct kv_component *component = &layout_out->components[i];
+        text_copy(component->name, sizeof(component->name), i % 2 == 0 ? "k" : "v");
+        component->layer = (uint16_t)(i / 2);
+        component->tokens_per_row = 1;
+        component->row_bytes = row_bytes;
+        component->dtype = model->info.kv_dtype;
+        component->lifetime = KV_LIFETIME_PAGE;
+    }
+    return layout_complete(layout_out);
+}

@@ -1,0 +1,30 @@
+/* The inside of struct model, for the forward pass: packed weights and constants, read only. */
+#ifndef ENGINE_MODEL_WEIGHTS_H
+#define ENGINE_MODEL_WEIGHTS_H
+
+#include "engine/config.h"
+#include "engine/model.h"
+#include "kernels/kernels.h"
+
+struct model_layer {
+    struct kernels_weights qkv;     /* rows: q, then k, then v */
+    struct kernels_weights output;  /* attention output */
+    struct kernels_weights gate_up; /* rows: gate, then up */
+    struct kernels_weights down;
+    float *attention_norm; /* [hidden] */
+    float *ffn_norm;       /* [hidden] */
+};
+
+struct model {
+    struct model_info info;
+    struct model_config config;
+    const struct kernels *kernels;
+    struct model_layer *layers;
+    struct kernels_weights embedding; /* [vocab, hidden]; rows by kernels_weights_row */
+    struct kernels_weights head;      /* the same data as the embedding when tied */
+    float *final_norm;                /* [hidden] */
+    double *frequencies;              /* [head_dim / 2] radians per position */
+    enum kernels_dtype kv_dtype;
+};
+
+#endif
