@@ -704,7 +704,8 @@ struct added_lists {
     struct grow scratch[3];
 };
 
-/* A normalized token is searched in normalized text, so its own text is normalized, too. */
+/* A normalized token is searched in normalized text, so its own text is normalized, too; and (since
+ * tokenizers 0.23) that is also what decoding makes of it. */
 static enum status put_normalized(struct loader *loader, struct added_lists *lists,
                                   struct bytes text, uint32_t id) {
     struct tokenizer *tokenizer = loader->tokenizer;
@@ -721,7 +722,9 @@ static enum status put_normalized(struct loader *loader, struct added_lists *lis
                            (const char *)text.data);
     }
     lists->normalized_ids[lists->normalized_count] = id;
-    return keep(loader, made, &lists->normalized[lists->normalized_count++]);
+    status = keep(loader, made, &lists->normalized[lists->normalized_count]);
+    tokenizer->tokens[id].text = lists->normalized[lists->normalized_count++];
+    return status;
 }
 
 static enum status load_added_token(struct loader *loader, json_t *object, size_t index,

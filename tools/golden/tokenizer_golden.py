@@ -9,7 +9,7 @@ tests/data/golden/tokenizer_NAME.json for both tokenizers. Deterministic: the sa
 
 A golden file: {"library": version, "texts": [[text, ids without special tokens, decode() or null if it is the text]...],
 "decodes": [[ids, decode(skip_special_tokens=True), decode(skip_special_tokens=False) or null if the same]...],
-"with_special": [[text, ids]...]}.
+"with_special": [[text, ids]...]}. tokenizer_variants.json: see variants().
 """
 import json
 import os
@@ -156,10 +156,93 @@ def golden(tokenizer, name, text_count, seed):
     print(path, os.path.getsize(path), "bytes")
 
 
+def split(pattern, behavior, invert=False):
+    kind = "Regex" if pattern is not LITERAL else "String"
+    return {"type": "Split", "pattern": {kind: pattern}, "behavior": behavior, "invert": invert}
+
+
+LITERAL = " "
+GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+DEEPSEEK = ["\\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+            "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"]
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+
+
+def metaspace(scheme, is_split):
+    return {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": is_split}}
+
+
+def sequence(*steps):
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+VARIANTS = [
+    ("stories", metaspace("first", False)), ("stories", metaspace("always", False)), ("stories", metaspace("never", False)),
+    ("stories", metaspace("first", True)), ("stories", metaspace("always", True)),
+    ("stories", {"normalizer": {"type": "NFC"}, **{"decoder.decoders.3.start": 2}}),
+    ("stories", {"normalizer": REPLACE, "pre_tokenizer": split(LITERAL, "MergedWithPrevious")}),  # Gemma
+    ("stories", {"normalizer": None, "pre_tokenizer": split(LITERAL, "MergedWithPrevious")}),
+    ("stories", {"normalizer": None, "pre_tokenizer": split(LITERAL, "MergedWithNext")}),
+    ("stories", {"normalizer": None, "pre_tokenizer": split(LITERAL, "Removed")}),
+    ("stories", {"normalizer": None, "pre_tokenizer": split("[a-z]+", "Removed", True)}),
+    ("stories", {"normalizer": None, "pre_tokenizer": split("[a-z]", "Isolated", True), "model.ignore_merges": True}),
+    ("stories", {"added_tokens.1.normalized": True, "added_tokens.1.special": False, "post_processor": None}),
+    ("stories", {"added_tokens.2.special": False, "decoder": {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]}}),
+    ("bytelevel", {"pre_tokenizer": {**BYTES, "use_regex": True}, "model.ignore_merges": False}),  # GPT-2
+    ("bytelevel", {"pre_tokenizer": {**BYTES, "use_regex": True, "add_prefix_space": True}, "normalizer": None}),
+    ("bytelevel", {"pre_tokenizer": {**BYTES, "add_prefix_space": True}}),
+    ("bytelevel", {"pre_tokenizer": sequence(split(LLAMA3.replace("{1,3}", ""), "Isolated"), BYTES), "model.ignore_merges": False}),  # Qwen
+    ("bytelevel", {"pre_tokenizer": sequence(split(GPT4O, "Isolated"), BYTES)}),
+    ("bytelevel", {"pre_tokenizer": sequence(*[split(p, "Isolated") for p in DEEPSEEK], BYTES), "normalizer": None}),
+    ("bytelevel", {"pre_tokenizer": sequence(split(GPT4O, "Removed", True), BYTES), "model.ignore_merges": False}),
+    ("bytelevel", {"pre_tokenizer": sequence(split(r"\s", "MergedWithNext"), {**BYTES, "add_prefix_space": True})}),
+    ("bytelevel", {"pre_tokenizer": sequence(split(r"[\p{Han}\p{Greek}\p{^Latin}]|\d+|\S\v|\u00e9|(?<=a)b++|(?>c+)", "Isolated"), BYTES)}),
+]
+
+
+def change(tree, path, value):
+    keys = path.split(".")
+    for key in keys[:-1]:
+        tree = tree[int(key)] if isinstance(tree, list) else tree[key]
+    tree[keys[-1]] = value
+
+
+def variants():
+    """The same two tokenizers with other settings: rows of [base, {path: value}, [[text, ids, decode() or null]...]]."""
+    rng = random.Random(3)
+    pool = texts(rng, 700)
+    bases = {"stories": os.path.join("models", "stories260k"), "bytelevel": os.path.join("tokenizers", "bytelevel")}
+    rows = []
+    for base, changes in VARIANTS:
+        with open(os.path.join(DATA, bases[base], "tokenizer.json"), encoding="utf-8") as file:
+            tree = json.load(file)
+        for path, value in changes.items():
+            change(tree, path, value)
+        tokenizer = Tokenizer.from_str(json.dumps(tree))
+        chosen = pool[:len(pool) // 6] if base == "stories" else pool[:len(pool) // 5]
+        chosen = rng.sample(chosen, len(chosen) // 2) + rng.sample(pool, 60)
+        made = []
+        for text in chosen:
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            decoded = tokenizer.decode(ids)
+            made.append([text, ids, None if decoded == text else decoded])
+        rows.append([base, {path: json.dumps(value) for path, value in changes.items()}, made])
+    path = os.path.join(DATA, "golden", "tokenizer_variants.json")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("[\n" + ",\n".join(json.dumps(row, ensure_ascii=True, separators=(",", ":")) for row in rows) + "\n]\n")
+    print(path, os.path.getsize(path), "bytes")
+
+
 def main():
     stories = Tokenizer.from_file(os.path.join(DATA, "models", "stories260k", "tokenizer.json"))
     golden(stories, "stories260k", 2000, 1)
     golden(train(), "bytelevel", 1200, 2)
+    variants()
 
 
 if __name__ == "__main__":

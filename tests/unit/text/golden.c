@@ -72,3 +72,34 @@ void assert_text(struct bytes got, struct bytes wanted) {
                  (int)wanted.len, (const char *)wanted.data);
     }
 }
+
+void json_set_path(json_t *root, const char *path, const char *value_text) {
+    json_t *value = json_loads(value_text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    assert_non_null(value);
+    json_t *at = root;
+    const char *part = path;
+    for (;;) {
+        size_t len = strcspn(part, ".");
+        char key[64];
+        assert_true(len < sizeof key);
+        memcpy(key, part, len);
+        key[len] = '\0';
+        bool is_last = part[len] == '\0';
+        if (json_is_array(at)) {
+            size_t place = (size_t)strtoul(key, NULL, 10);
+            if (is_last) {
+                assert_int_equal(json_array_set_new(at, place, value), 0);
+                return;
+            }
+            at = json_array_get(at, place);
+        } else {
+            if (is_last) {
+                assert_int_equal(json_object_set_new(at, key, value), 0);
+                return;
+            }
+            at = json_object_get(at, key);
+        }
+        assert_non_null(at);
+        part += len + 1;
+    }
+}

@@ -26,6 +26,8 @@ struct tokenizer *data_tokenizer(const char *name);
 struct bytes json_text(const json_t *string);
 /* Reads a list of ids; their number. */
 size_t json_ids(const json_t *list, uint32_t ids[IDS_MAX]);
+/* Sets the value (JSON text) at a path like "model.merges.3": keys and places in lists. */
+void json_set_path(json_t *root, const char *path, const char *value_text);
 struct bytes bytes_of(const char *text);
 /* Fails the test, showing both, unless they are equal. */
 void assert_text(struct bytes got, struct bytes wanted);

@@ -82,6 +82,59 @@ static void test_byte_level_text_equals_the_library_wherever_it_is_split(void **
     check_golden(BYTELEVEL, "golden/tokenizer_bytelevel.json");
 }
 
+/* The same files with other settings: pre-tokenizers, behaviours, patterns of the known families.
+ */
+static void test_variants_of_the_files_equal_the_library(void **state) {
+    (void)state;
+    static uint32_t ids[IDS_MAX];
+    static uint32_t wanted[IDS_MAX];
+    json_t *rows = data_json("golden/tokenizer_variants.json");
+    assert_true(json_array_size(rows) >= 20);
+    struct prng prng = {8};
+    struct detokenizer_options exact = {.holds_byte_runs = true};
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        json_t *row = json_array_get(rows, i);
+        const char *base = json_string_value(json_array_get(row, 0));
+        json_t *file = data_json(strcmp(base, "stories") == 0 ? STORIES "/tokenizer.json"
+                                                              : BYTELEVEL "/tokenizer.json");
+        const char *path = NULL;
+        json_t *value = NULL;
+        json_object_foreach(json_array_get(row, 1), path, value) {
+            json_set_path(file, path, json_string_value(value));
+        }
+        char *text = json_dumps(file, JSON_COMPACT);
+        struct tokenizer *tokenizer = NULL;
+        char sentence[512];
+        struct writer error;
+        writer_init(&error, sentence, sizeof sentence);
+        if (tokenizer_create(bytes_of(text), &tokenizer, &error) != STATUS_OK) {
+            fail_msg("variant %zu: %.*s", i, (int)error.len, sentence);
+        }
+        json_t *texts = json_array_get(row, 2);
+        assert_true(json_array_size(texts) >= 100);
+        for (size_t j = 0; j < json_array_size(texts); j++) {
+            json_t *golden = json_array_get(texts, j);
+            struct bytes input = json_text(json_array_get(golden, 0));
+            size_t count = json_ids(json_array_get(golden, 1), wanted);
+            struct token_buffer out = {ids, IDS_MAX, 0};
+            assert_int_equal(tokenizer_encode(tokenizer, input, false, &out, NULL), STATUS_OK);
+            if (out.count != count || memcmp(ids, wanted, count * sizeof *ids) != 0) {
+                for (size_t k = 0; k < out.count; k++) {
+                    print_message("%u ", ids[k]);
+                }
+                fail_msg("variant %zu, text %zu \"%.*s\": the ids differ", i, j, (int)input.len,
+                         (const char *)input.data);
+            }
+            assert_text(decode_in_pieces(tokenizer, exact, ids, count, &prng),
+                        wanted_text(json_array_get(golden, 2), input));
+        }
+        tokenizer_destroy(tokenizer);
+        free(text);
+        json_decref(file);
+    }
+    json_decref(rows);
+}
+
 static void test_the_five_greedy_answers_decode_to_their_text(void **state) {
     (void)state;
     static uint32_t ids[IDS_MAX];
@@ -128,6 +181,28 @@ static void test_a_continuation_is_the_rest_of_the_text_behind_the_prompt(void *
                 bytes_of("the"));
     json_decref(golden);
     tokenizer_destroy(tokenizer);
+}
+
+/* Older Llama files mark <s> as normalized, so it is searched, and decoded, as "\u2581<s>". The
+ * library (0.23) then no longer knows it as special and lets it show; here special tokens stay left
+ * out. */
+static void test_a_special_token_that_is_normalized_is_left_out_all_the_same(void **state) {
+    (void)state;
+    json_t *file = data_json(STORIES "/tokenizer.json");
+    json_set_path(file, "added_tokens.1.normalized", "true");
+    char *text = json_dumps(file, JSON_COMPACT);
+    struct tokenizer *tokenizer = NULL;
+    assert_int_equal(tokenizer_create(bytes_of(text), &tokenizer, NULL), STATUS_OK);
+    struct prng prng = {1};
+    const uint32_t ids[] = {1, 265, 1};
+    assert_text(decode_in_pieces(tokenizer, (struct detokenizer_options){0}, ids, 3, &prng),
+                bytes_of("the"));
+    assert_text(decode_in_pieces(tokenizer, (struct detokenizer_options){.keeps_special = true},
+                                 ids, 3, &prng),
+                bytes_of("<s> the <s>"));
+    tokenizer_destroy(tokenizer);
+    free(text);
+    json_decref(file);
 }
 
 #define BYTE_ID(byte) ((byte) + 3u) /* of stories260k */
@@ -222,8 +297,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_byte_fallback_text_equals_the_library_wherever_it_is_split),
         cmocka_unit_test(test_byte_level_text_equals_the_library_wherever_it_is_split),
+        cmocka_unit_test(test_variants_of_the_files_equal_the_library),
         cmocka_unit_test(test_the_five_greedy_answers_decode_to_their_text),
         cmocka_unit_test(test_a_continuation_is_the_rest_of_the_text_behind_the_prompt),
+        cmocka_unit_test(test_a_special_token_that_is_normalized_is_left_out_all_the_same),
         cmocka_unit_test(test_a_character_comes_out_with_its_last_byte),
         cmocka_unit_test(test_a_mixed_run_is_bad_as_a_whole_only_when_runs_are_held),
         cmocka_unit_test(test_a_held_run_longer_than_the_buffer_loses_nothing),

@@ -11,38 +11,6 @@
 #include "base/prng.h"
 #include "unit/text/golden.h"
 
-/* Sets the value at a path like "model.merges.3" (keys and list places). */
-static void set_path(json_t *root, const char *path, const char *value_text) {
-    json_t *value = json_loads(value_text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-    assert_non_null(value);
-    json_t *at = root;
-    const char *part = path;
-    for (;;) {
-        size_t len = strcspn(part, ".");
-        char key[64];
-        assert_true(len < sizeof key);
-        memcpy(key, part, len);
-        key[len] = '\0';
-        bool is_last = part[len] == '\0';
-        if (json_is_array(at)) {
-            size_t place = (size_t)strtoul(key, NULL, 10);
-            if (is_last) {
-                assert_int_equal(json_array_set_new(at, place, value), 0);
-                return;
-            }
-            at = json_array_get(at, place);
-        } else {
-            if (is_last) {
-                assert_int_equal(json_object_set_new(at, key, value), 0);
-                return;
-            }
-            at = json_object_get(at, key);
-        }
-        assert_non_null(at);
-        part += len + 1;
-    }
-}
-
 static enum status load(const json_t *json, struct tokenizer **out, struct writer *error) {
     char *text = json_dumps(json, JSON_COMPACT | JSON_ENCODE_ANY);
     assert_non_null(text);
@@ -59,7 +27,7 @@ static void check_change(const char *model, const char *path, const char *value,
     json_t *json = data_json(name);
     struct writer error;
     struct tokenizer *tokenizer = NULL;
-    set_path(json, path, value);
+    json_set_path(json, path, value);
     writer_init(&error, memory, sizeof memory);
     enum status status = load(json, &tokenizer, &error);
     json_decref(json);
@@ -158,7 +126,7 @@ static void test_patterns_that_mean_something_else_in_pcre_are_refused_by_name(v
         struct writer error;
         struct tokenizer *tokenizer = NULL;
         (void)snprintf(value, sizeof value, "{\"Regex\":\"%s\"}", rows[i].pattern);
-        set_path(json, "pre_tokenizer.pretokenizers.0.pattern", value);
+        json_set_path(json, "pre_tokenizer.pretokenizers.0.pattern", value);
         writer_init(&error, memory, sizeof memory);
         assert_int_equal(load(json, &tokenizer, &error), STATUS_UNSUPPORTED);
         json_decref(json);
@@ -279,7 +247,7 @@ static void test_a_pattern_that_backtracks_without_end_costs_only_its_text(void 
     (void)state;
     json_t *json = data_json(BYTELEVEL "/tokenizer.json");
     struct tokenizer *tokenizer = NULL;
-    set_path(json, "pre_tokenizer.pretokenizers.0.pattern", "{\"Regex\":\"(?:a+)+b|x\"}");
+    json_set_path(json, "pre_tokenizer.pretokenizers.0.pattern", "{\"Regex\":\"(?:a+)+b|x\"}");
     assert_int_equal(load(json, &tokenizer, NULL), STATUS_OK);
     json_decref(json);
     uint32_t ids[128];
