@@ -19,6 +19,19 @@ void list_push_back(struct list *list, void *links, uint32_t stride, uint32_t in
     list->count++;
 }
 
+void list_push_front(struct list *list, void *links, uint32_t stride, uint32_t index) {
+    struct link *link = list_link(links, stride, index);
+    CHECK(!link->is_linked);
+    *link = (struct link){LIST_NONE, list->head, true};
+    if (list->head == LIST_NONE) {
+        list->tail = index;
+    } else {
+        list_link(links, stride, list->head)->prev = index;
+    }
+    list->head = index;
+    list->count++;
+}
+
 void list_remove(struct list *list, void *links, uint32_t stride, uint32_t index) {
     struct link *link = list_link(links, stride, index);
     if (!link->is_linked) {

@@ -29,6 +29,7 @@ static inline struct link *list_link(void *links, uint32_t stride, uint32_t inde
 void list_init(struct list *list);
 /* links: address of entry 0's link; stride: size of an entry. The entry must not be linked. */
 void list_push_back(struct list *list, void *links, uint32_t stride, uint32_t index);
+void list_push_front(struct list *list, void *links, uint32_t stride, uint32_t index);
 /* Does nothing if the entry is not linked. */
 void list_remove(struct list *list, void *links, uint32_t stride, uint32_t index);
 

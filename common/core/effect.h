@@ -84,6 +84,14 @@ struct effect {
             uint32_t retry_after_ms; /* 0 = none */
             const char *detail;      /* a sentence, static or the request's; never NULL */
             bool is_client_gone;     /* nobody listens: close without words */
+            /* for people: where it ran; "" = nowhere */
+            const char *decode_label;
+            const char *prefill_label;
+            uint64_t kv_bytes; /* that crossed from prefill to decode */
+            uint32_t attempts;
+            struct span queued; /* accepted -> placed, the first time */
+            struct span ttft;   /* accepted -> first token; 0 = none came */
+            struct span total;
         } answer;
         const struct step_plan *plan; /* EFFECT_STEP */
         struct {

@@ -169,6 +169,7 @@ struct message {
             struct attempt_id attempt;
             enum outcome outcome;
             enum cause cause;
+            uint64_t bytes; /* KV bytes handed to the link for this attempt */
         } prefill_end;
         struct {
             struct slot_id slot;

@@ -1,0 +1,1352 @@
+#include "core/router.h"
+
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "core/router_fleet.h"
+
+#define DECODE_LINKS(core)  &(core)->requests[0].decode_link, (uint32_t)sizeof(struct request)
+#define PREFILL_LINKS(core) &(core)->requests[0].prefill_link, (uint32_t)sizeof(struct request)
+#define PARKED_LINKS(core)  &(core)->requests[0].parked_link, (uint32_t)sizeof(struct request)
+
+/* One request's turn appends at most: two Aborts, Admit or Prefill, Answer. */
+#define EFFECTS_PER_REQUEST 6u
+#define RETRY_TENTHS_FIRST  200u /* twenty retries in hand at start */
+#define RETRY_TENTHS_MAX    1000u
+
+const char *request_state_name(uint32_t state) {
+    switch ((enum request_state)state) {
+    case REQUEST_NONE: return "none";
+    case REQUEST_TOKENIZING: return "tokenizing";
+    case REQUEST_PLACING: return "placing";
+    case REQUEST_ADMITTING: return "admitting";
+    case REQUEST_PREFILLING: return "prefilling";
+    case REQUEST_ASKING: return "asking";
+    case REQUEST_STREAMING: return "streaming";
+    case REQUEST_ANSWERING: return "answering";
+    }
+    return "unknown";
+}
+
+static void router_layout(struct router_core *core, const struct router_config *config,
+                          struct arena *arena) {
+    node_init(&core->node, &config->node, arena);
+    void *ids = arena_take(arena, pool_bytes(config->requests_max));
+    core->requests = arena_take(arena, (uint64_t)config->requests_max * sizeof *core->requests);
+    void *calls = arena_take(arena, map_bytes(config->requests_max));
+    words_init(&core->words, config->words_max, arena);
+    core->workers = arena_take(arena, (uint64_t)config->workers_max * sizeof *core->workers);
+    core->affinity_hash = arena_take(arena, ROUTER_AFFINITY_SLOTS * sizeof(uint64_t));
+    core->affinity_worker = arena_take(arena, ROUTER_AFFINITY_SLOTS * sizeof(uint64_t));
+    core->out_ids = arena_take(arena, (uint64_t)MESSAGE_IDS_MAX * sizeof(uint64_t));
+    if (ids == NULL) {
+        return;
+    }
+    pool_init(&core->ids, config->requests_max, ids);
+    map_init(&core->by_call, config->requests_max, calls);
+    list_init(&core->parked);
+    core->retry_tenths = RETRY_TENTHS_FIRST;
+    core->config = *config;
+}
+
+uint64_t router_bytes(const struct router_config *config) {
+    struct router_core scratch;
+    struct arena arena;
+    arena_init(&arena, NULL, 0);
+    router_layout(&scratch, config, &arena);
+    return arena.len;
+}
+
+void router_init(struct router_core *core, const struct router_config *config, void *memory) {
+    CHECK(config->requests_max > 0 && config->requests_max < (1u << 24));
+    CHECK(config->workers_max > 0 && config->node.sessions_max >= config->workers_max);
+    memset(core, 0, sizeof *core);
+    struct arena arena;
+    arena_init(&arena, memory, router_bytes(config));
+    router_layout(core, config, &arena);
+}
+
+/* --- requests ------------------------------------------------------------------------------------
+ */
+
+static uint32_t request_index(const struct router_core *core, const struct request *request) {
+    return (uint32_t)(request - core->requests);
+}
+
+static uint32_t *request_tokens(const struct router_core *core, const struct request *request) {
+    return words_at(&core->words, request->words);
+}
+
+static struct request *request_by_id(struct router_core *core, uint64_t id) {
+    uint32_t index = 0;
+    return pool_find(&core->ids, id, &index) ? &core->requests[index] : NULL;
+}
+
+static struct request *request_by_call(struct router_core *core, struct call_id call) {
+    uint32_t cursor = 0;
+    uint32_t at = 0;
+    while ((at = map_next(&core->by_call, call.v, &cursor)) != UINT32_MAX) {
+        if (core->requests[at].call.v == call.v) {
+            return &core->requests[at];
+        }
+    }
+    return NULL;
+}
+
+/* An attempt's id: its request's generation and index with the attempt's number between them. */
+static struct attempt_id request_attempt(const struct request *request) {
+    uint64_t generation = request->id >> 32 & 0xffffff;
+    return (struct attempt_id){generation << 40 |
+                               (uint64_t)(request->attempt_number & 0xffff) << 24 |
+                               (request->id & 0xffffff)};
+}
+
+/* The request whose current attempt this is; NULL for superseded and forged ones. */
+static struct request *request_by_attempt(struct router_core *core, struct attempt_id attempt) {
+    uint32_t index = (uint32_t)(attempt.v & 0xffffff);
+    if (index >= core->config.requests_max) {
+        return NULL;
+    }
+    struct request *request = &core->requests[index];
+    return request->state != REQUEST_NONE && request->attempt.v == attempt.v ? request : NULL;
+}
+
+static bool request_has_decode(const struct request *request, const struct session *session) {
+    return request->decode != ROUTER_NONE && request->decode_stream.v == session->stream.v;
+}
+
+static bool request_has_prefill(const struct request *request, const struct session *session) {
+    return request->prefill != ROUTER_NONE && request->prefill_stream.v == session->stream.v;
+}
+
+static void request_move(struct router_core *core, struct request *request,
+                         enum request_state state, struct instant state_deadline) {
+    ledger_move(&core->node, request->state, state);
+    request->state = state;
+    request->state_since = core->node.now;
+    request->state_deadline = state_deadline;
+    core->node.stats.progress++;
+    core->node.stats.progress_at = core->node.now;
+}
+
+static void request_settle(struct router_core *core, struct request *request) {
+    if (request->state != REQUEST_ANSWERING || request->is_answering || request->is_tokenizing) {
+        return;
+    }
+    CHECK(request->decode == ROUTER_NONE && request->prefill == ROUTER_NONE &&
+          !request->parked_link.is_linked);
+    words_free(&core->words, request->words);
+    CHECK(map_remove(&core->by_call, request->call.v, request_index(core, request)));
+    struct terminal terminal = {.id = request->id,
+                                .attempt = request->attempt.v,
+                                .at = core->node.now,
+                                .age = instant_since(core->node.now, request->since),
+                                .state = request->decided_in,
+                                .outcome = (uint8_t)request->outcome,
+                                .cause = (uint8_t)request->cause};
+    text_copy(terminal.label, sizeof terminal.label, request->label);
+    ledger_end(&core->node, request->state, &terminal,
+               instant_since(core->node.now, request->decided));
+    pool_free(&core->ids, request->id);
+    memset(request, 0, sizeof *request);
+}
+
+static void request_park(struct router_core *core, struct request *request, bool is_first) {
+    if (is_first) {
+        list_push_front(&core->parked, PARKED_LINKS(core), request_index(core, request));
+    } else {
+        list_push_back(&core->parked, PARKED_LINKS(core), request_index(core, request));
+    }
+    core->is_placing_due = true;
+}
+
+/* --- legs
+ * ------------------------------------------------------------------------------------------- */
+
+static void leg_end_decode(struct router_core *core, struct request *request) {
+    struct worker *worker = &core->workers[request->decode];
+    list_remove(&core->node.sessions[worker->session].entries, DECODE_LINKS(core),
+                request_index(core, request));
+    worker->attempts--;
+    worker->tokens_reserved -= request->prompt_count + request->max_tokens;
+    request->decode = ROUTER_NONE;
+    core->is_placing_due = core->parked.count > 0 || core->is_placing_due;
+}
+
+static void leg_end_prefill(struct router_core *core, struct request *request) {
+    struct worker *worker = &core->workers[request->prefill];
+    list_remove(&core->node.sessions[worker->session].entries, PREFILL_LINKS(core),
+                request_index(core, request));
+    worker->attempts--;
+    worker->tokens_reserved -= request->attempt_tokens;
+    request->prefill = ROUTER_NONE;
+    core->is_placing_due = core->parked.count > 0 || core->is_placing_due;
+}
+
+static void leg_abort(struct router_core *core, struct request *request, uint32_t worker_index,
+                      enum cause cause, bool is_unless_committed, struct effects *out) {
+    struct worker *worker = &core->workers[worker_index];
+    struct session *session = &core->node.sessions[worker->session];
+    struct message *abort = node_send(&core->node, session, MESSAGE_ABORT, out);
+    abort->u.abort.attempt = request->attempt;
+    abort->u.abort.cause = cause;
+    abort->u.abort.is_unless_committed = is_unless_committed;
+}
+
+/* Fate sharing: whatever legs are left are told and let go; what is not told ends with its session.
+ */
+static void legs_drop(struct router_core *core, struct request *request, enum cause cause,
+                      struct effects *out) {
+    if (request->decode != ROUTER_NONE) {
+        leg_abort(core, request, request->decode, cause, false, out);
+        leg_end_decode(core, request);
+    }
+    if (request->prefill != ROUTER_NONE) {
+        leg_abort(core, request, request->prefill, cause, false, out);
+        leg_end_prefill(core, request);
+    }
+}
+
+/* --- the one terminal
+ * ------------------------------------------------------------------------------- */
+
+struct router_ending {
+    enum outcome outcome;
+    enum cause cause;
+    enum status status;
+    enum finish finish;
+    uint32_t retry_after_ms;
+    uint32_t completion_tokens;
+    const char *detail;
+};
+
+static void request_answer(struct router_core *core, struct request *request,
+                           const struct router_ending *ending, struct effects *out) {
+    if (request->state == REQUEST_ANSWERING) {
+        return;
+    }
+    bool is_client_gone = ending->cause == CAUSE_CLIENT_GONE;
+    request->outcome = ending->outcome;
+    request->cause = ending->cause;
+    request->decided_in = (uint8_t)request->state;
+    request->decided = core->node.now;
+    legs_drop(core, request, ending->cause, out);
+    list_remove(&core->parked, PARKED_LINKS(core), request_index(core, request));
+    if (ending->detail != request->detail) {
+        text_copy(request->detail, ROUTER_DETAIL_MAX, ending->detail);
+    }
+    struct effect *effect = effects_add(out, EFFECT_ANSWER);
+    effect->u.answer.request = request->id;
+    effect->u.answer.call = request->call;
+    effect->u.answer.outcome = ending->outcome;
+    effect->u.answer.cause = ending->cause;
+    effect->u.answer.status = ending->status;
+    effect->u.answer.finish = ending->finish;
+    effect->u.answer.usage.prompt_tokens = request->prompt_count;
+    effect->u.answer.usage.cached_tokens = request->cached_first;
+    effect->u.answer.usage.completion_tokens = ending->completion_tokens;
+    effect->u.answer.seed = request->sampling.seed;
+    effect->u.answer.retry_after_ms = ending->retry_after_ms;
+    effect->u.answer.detail = request->detail;
+    effect->u.answer.is_client_gone = is_client_gone;
+    effect->u.answer.decode_label = request->decode_label;
+    effect->u.answer.prefill_label = request->prefill_label;
+    effect->u.answer.kv_bytes = request->kv_bytes;
+    effect->u.answer.attempts = request->attempt_number;
+    if (request->first_placed.ns != 0) {
+        effect->u.answer.queued = instant_since(request->first_placed, request->since);
+    }
+    if (request->first_token.ns != 0) {
+        effect->u.answer.ttft = instant_since(request->first_token, request->since);
+    }
+    effect->u.answer.total = instant_since(core->node.now, request->since);
+    request->is_answering = true;
+    request_move(core, request, REQUEST_ANSWERING,
+                 instant_add(core->node.now, core->node.config.timers.leave));
+    request->deadline = request->state_deadline;
+}
+
+static uint32_t request_emitted(const struct request *request) {
+    return request->token_count - request->prompt_count;
+}
+
+static void request_fail(struct router_core *core, struct request *request, enum cause cause,
+                         enum status status, const char *detail, uint32_t retry_after_ms,
+                         struct effects *out) {
+    struct router_ending ending = {.outcome = OUTCOME_FAILED,
+                                   .cause = cause,
+                                   .status = status,
+                                   .finish = FINISH_ERROR,
+                                   .retry_after_ms = retry_after_ms,
+                                   .completion_tokens = request_emitted(request),
+                                   .detail = detail};
+    request_answer(core, request, &ending, out);
+}
+
+static void request_done(struct router_core *core, struct request *request, enum cause cause,
+                         enum finish finish, uint32_t completion, struct effects *out) {
+    struct router_ending ending = {.outcome = OUTCOME_OK,
+                                   .cause = cause,
+                                   .status = STATUS_OK,
+                                   .finish = finish,
+                                   .completion_tokens = completion,
+                                   .detail = ""};
+    request_answer(core, request, &ending, out);
+}
+
+static void request_gone(struct router_core *core, struct request *request, enum cause cause,
+                         struct effects *out) {
+    bool is_abort = cause == CAUSE_CLIENT_ABORT;
+    struct router_ending ending = {.outcome = OUTCOME_ABORTED,
+                                   .cause = cause,
+                                   .status = is_abort ? STATUS_OK : STATUS_CANCELLED,
+                                   .finish = FINISH_ABORT,
+                                   .completion_tokens = request_emitted(request),
+                                   .detail = is_abort ? "aborted on request" : "the client left"};
+    request_answer(core, request, &ending, out);
+}
+
+static void request_late(struct router_core *core, struct request *request, struct effects *out) {
+    request_fail(core, request, CAUSE_DEADLINE, STATUS_TIMEOUT,
+                 request->state == REQUEST_PLACING
+                     ? "the deadline passed while the request waited for a worker with room: give "
+                       "it more time or add workers"
+                     : "the deadline passed before the answer was complete: give it more time or "
+                       "ask for fewer tokens",
+                 0, out);
+}
+
+/* --- attempts
+ * ---------------------------------------------------------------------------------------- */
+
+/* Whether the emitted tokens are the whole answer already: then a lost End costs nothing. */
+static enum finish request_complete(const struct router_core *core, const struct request *request) {
+    uint32_t emitted = request_emitted(request);
+    if (emitted == 0) {
+        return FINISH_NONE;
+    }
+    uint32_t last = request_tokens(core, request)[request->token_count - 1];
+    for (uint32_t i = 0; i < request->eos_count && !request->sampling.ignore_eos; i++) {
+        if (last == request->eos[i]) {
+            return FINISH_STOP;
+        }
+    }
+    for (uint32_t i = 0; i < request->sampling.stop_token_count; i++) {
+        if (last == request->sampling.stop_tokens[i]) {
+            return FINISH_STOP;
+        }
+    }
+    return emitted >= request->max_tokens ? FINISH_LENGTH : FINISH_NONE;
+}
+
+/* Back to PLACING with the next attempt number: nothing of the old attempt is accepted from here
+ * on. */
+static void request_replace(struct router_core *core, struct request *request,
+                            struct effects *out) {
+    legs_drop(core, request, CAUSE_SUPERSEDED, out);
+    request->attempt_number++;
+    request->attempt = request_attempt(request);
+    request->is_prefill_queued = false;
+    request_move(core, request, REQUEST_PLACING,
+                 instant_add(core->node.now, core->node.config.timers.place));
+    request_park(core, request, true);
+}
+
+/* A leg was lost for `cause`: another attempt, or an honest error. */
+static void request_retry(struct router_core *core, struct request *request, enum cause cause,
+                          struct effects *out) {
+    enum finish complete = request_complete(core, request);
+    if (complete != FINISH_NONE) {
+        request_done(core, request, CAUSE_DONE, complete, request_emitted(request), out);
+        return;
+    }
+    if (request->failures >= ROUTER_RETRIES || core->retry_tenths < 10) {
+        struct writer writer;
+        writer_init(&writer, request->detail, ROUTER_DETAIL_MAX - 1);
+        writer_printf(&writer, "%s after %u attempts; the last one ended with: %s. Try again later",
+                      core->retry_tenths < 10 ? "the router's retry budget is used up"
+                                              : "no worker could finish the request",
+                      request->failures + 1, cause_name(cause));
+        request->detail[writer.len] = '\0';
+        core->stats.resumes_failed += request_emitted(request) > 0 ? 1 : 0;
+        request_fail(core, request, CAUSE_RETRIES, STATUS_UNAVAILABLE, request->detail, 1000, out);
+        return;
+    }
+    request->failures++;
+    core->retry_tenths -= 10;
+    core->stats.retries[cause]++;
+    request_replace(core, request, out);
+}
+
+static void request_ask(struct router_core *core, struct request *request, enum cause cause,
+                        struct effects *out) {
+    leg_abort(core, request, request->decode, cause, true, out);
+    request_move(core, request, REQUEST_ASKING,
+                 instant_add(core->node.now, core->node.config.timers.admit));
+}
+
+static void request_admit(struct router_core *core, struct request *request, uint32_t decode,
+                          uint32_t local_max, struct effects *out) {
+    struct worker *worker = &core->workers[decode];
+    struct session *session = &core->node.sessions[worker->session];
+    list_remove(&core->parked, PARKED_LINKS(core), request_index(core, request));
+    if (request->first_placed.ns == 0) {
+        request->first_placed = core->node.now;
+        histogram_add(&core->stats.queue, instant_since(core->node.now, request->since));
+    }
+    request->decode = decode;
+    request->decode_stream = session->stream;
+    request->attempt_tokens = request->token_count;
+    worker->attempts++;
+    worker->tokens_reserved += request->prompt_count + request->max_tokens;
+    list_push_back(&session->entries, DECODE_LINKS(core), request_index(core, request));
+    text_copy(request->decode_label, LABEL_MAX, worker->info.id);
+    request->prefill_label[0] = '\0';
+    struct message *admit = node_send(&core->node, session, MESSAGE_ADMIT, out);
+    admit->u.admit.attempt = request->attempt;
+    admit->u.admit.tokens = request_tokens(core, request);
+    admit->u.admit.token_count = request->token_count;
+    admit->u.admit.output_first = request->prompt_count;
+    admit->u.admit.max_new = request->max_tokens - request_emitted(request);
+    struct span left = instant_since(request->deadline, core->node.now);
+    left.ns -= core->node.config.timers.hop.ns;
+    admit->u.admit.deadline_ms = left.ns > 0 ? (uint32_t)span_to_ms(left) : 0;
+    admit->u.admit.sampling = request->sampling;
+    admit->u.admit.local_max = local_max;
+    text_copy(admit->u.admit.label, LABEL_MAX, request->label);
+    core->stats.admits++;
+    request_move(core, request, REQUEST_ADMITTING,
+                 instant_add(core->node.now, core->node.config.timers.admit));
+}
+
+/* Tries to place one request; false if it must wait for room. */
+static bool request_place(struct router_core *core, struct request *request, struct effects *out) {
+    uint32_t decode = ROUTER_NONE;
+    enum fleet_answer answer = fleet_choose_decode(core, request, &decode);
+    if (answer != FLEET_CHOSEN) {
+        if (answer == FLEET_BUSY) {
+            request->state_deadline = INSTANT_NEVER; /* there are workers: wait for room */
+        } else if (instant_is_never(request->state_deadline)) {
+            request->state_deadline = instant_add(core->node.now, core->node.config.timers.place);
+        }
+        return false;
+    }
+    uint32_t prefill = ROUTER_NONE;
+    uint32_t local_max = core->config.disaggregate_above;
+    if (request->token_count - 1 > local_max) {
+        enum fleet_answer second = fleet_choose_prefill(core, request, decode, &prefill);
+        if (second == FLEET_BUSY) {
+            request->state_deadline = INSTANT_NEVER;
+            return false; /* reserve nothing at D that nobody could fill now */
+        }
+        if (second == FLEET_NONE) {
+            local_max = UINT32_MAX; /* no prefill worker at all: D serves alone */
+        }
+    }
+    request_admit(core, request, decode, local_max, out);
+    return true;
+}
+
+/* Places parked requests, first come first served within a model. */
+static void router_place(struct router_core *core, struct effects *out) {
+    if (!core->is_placing_due) {
+        return;
+    }
+    core->is_placing_due = false;
+    uint64_t blocked[8];
+    uint32_t blocked_count = 0;
+    uint32_t at = core->parked.head;
+    while (at != LIST_NONE) {
+        struct request *request = &core->requests[at];
+        at = request->parked_link.next;
+        bool is_blocked = false;
+        for (uint32_t i = 0; i < blocked_count; i++) {
+            is_blocked = is_blocked || blocked[i] == request->model_hash;
+        }
+        if (is_blocked) {
+            continue;
+        }
+        if (effects_room(out) < 8 * EFFECTS_PER_REQUEST || blocked_count == 8) {
+            core->is_placing_due = true; /* the rest in the next turn */
+            return;
+        }
+        if (!request_place(core, request, out)) {
+            blocked[blocked_count++] = request->model_hash;
+        }
+    }
+}
+
+/* Sends Prefill to a prefill worker for the slot that D has reserved. */
+static void request_prefill(struct router_core *core, struct request *request,
+                            struct effects *out) {
+    uint32_t prefill = ROUTER_NONE;
+    const struct worker *decode = &core->workers[request->decode];
+    if (fleet_choose_prefill(core, request, request->decode, &prefill) != FLEET_CHOSEN) {
+        request_replace(core, request, out); /* frees D's pages; waits for a prefill worker */
+        return;
+    }
+    struct worker *worker = &core->workers[prefill];
+    struct session *session = &core->node.sessions[worker->session];
+    request->prefill = prefill;
+    request->prefill_stream = session->stream;
+    request->is_prefill_queued = false;
+    worker->attempts++;
+    worker->tokens_reserved += request->attempt_tokens;
+    list_push_back(&session->entries, PREFILL_LINKS(core), request_index(core, request));
+    text_copy(request->prefill_label, LABEL_MAX, worker->info.id);
+    struct message *message = node_send(&core->node, session, MESSAGE_PREFILL, out);
+    message->u.prefill.attempt = request->attempt;
+    message->u.prefill.tokens = request_tokens(core, request);
+    message->u.prefill.token_count = request->attempt_tokens;
+    message->u.prefill.from = request->cached;
+    message->u.prefill.slot = request->slot;
+    message->u.prefill.key = request->key;
+    message->u.prefill.decode = decode->info.incarnation;
+    text_copy(message->u.prefill.address, ADDRESS_MAX, decode->info.address);
+    text_copy(message->u.prefill.label, LABEL_MAX, request->label);
+    struct span left = instant_since(request->deadline, core->node.now);
+    left.ns -= core->node.config.timers.hop.ns;
+    message->u.prefill.deadline_ms = left.ns > 0 ? (uint32_t)span_to_ms(left) : 0;
+    if (request->state != REQUEST_PREFILLING) {
+        request_move(core, request, REQUEST_PREFILLING, INSTANT_NEVER);
+    }
+}
+
+/* --- mail from D
+ * --------------------------------------------------------------------------------------- */
+
+static void router_admitted(struct router_core *core, struct session *session,
+                            const struct message *message, struct effects *out) {
+    struct request *request = request_by_attempt(core, message->u.admitted.attempt);
+    if (request == NULL || !request_has_decode(request, session)) {
+        core->node.stats.stale_events++; /* superseded: its Abort is on the way */
+        return;
+    }
+    uint32_t cached = message->u.admitted.cached;
+    if (request->state != REQUEST_ADMITTING || message->u.admitted.slot.v == 0 ||
+        cached >= request->attempt_tokens) {
+        node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
+        return;
+    }
+    request->slot = message->u.admitted.slot;
+    request->key = message->u.admitted.key;
+    request->cached = cached;
+    if (!request->has_cached_first) {
+        request->has_cached_first = true;
+        request->cached_first = cached;
+        core->stats.cached_tokens += cached;
+    }
+    fleet_remember_prefix(core, request, request->decode);
+    if (message->u.admitted.is_local) {
+        core->stats.one_leg++;
+        request_move(core, request, REQUEST_STREAMING, INSTANT_NEVER);
+    } else {
+        core->stats.two_legs++;
+        request_prefill(core, request, out);
+    }
+}
+
+static void router_rejected(struct router_core *core, struct session *session,
+                            const struct message *message, struct effects *out) {
+    struct request *request = request_by_attempt(core, message->u.rejected.attempt);
+    if (request == NULL || !request_has_decode(request, session)) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    if (request->state != REQUEST_ADMITTING) {
+        node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
+        return;
+    }
+    struct worker *worker = &core->workers[request->decode];
+    enum cause cause = message->u.rejected.cause;
+    leg_end_decode(core, request); /* D holds nothing: no Abort */
+    if (cause == CAUSE_TOO_LARGE || cause == CAUSE_INVALID) {
+        request_fail(core, request, cause, STATUS_INVALID,
+                     cause == CAUSE_TOO_LARGE
+                         ? "prompt and max_tokens together exceed the decode worker's context or "
+                           "KV capacity: shorten one of them"
+                         : "the decode worker refused the token ids or lengths as invalid",
+                     0, out);
+        return;
+    }
+    core->stats.rejected_busy++;
+    struct span wait = span_ms(message->u.rejected.retry_after_ms);
+    if (wait.ns < core->node.config.timers.busy.ns) {
+        wait = core->node.config.timers.busy;
+    }
+    if (cause == CAUSE_DRAINING) {
+        worker->info.is_draining = true;
+    }
+    worker->busy_until = instant_add(core->node.now, wait);
+    request_replace(core, request, out); /* not a failure: no worker has tried it */
+}
+
+static void request_token(struct router_core *core, struct request *request, uint32_t token,
+                          struct effects *out) {
+    if (request->state != REQUEST_STREAMING) {
+        request_move(core, request, REQUEST_STREAMING, INSTANT_NEVER);
+    }
+    if (request->first_token.ns == 0) {
+        request->first_token = core->node.now;
+        histogram_add(&core->stats.ttft, instant_since(core->node.now, request->since));
+    } else {
+        histogram_add(&core->stats.itl, instant_since(core->node.now, request->last_token));
+    }
+    if (request->failures > 0 && request->token_count == request->attempt_tokens &&
+        request_emitted(request) > 0) {
+        core->stats.resumes_ok++;
+    }
+    request->last_token = core->node.now;
+    uint32_t *tokens = request_tokens(core, request);
+    tokens[request->token_count++] = token;
+    core->stats.tokens++;
+    core->node.stats.progress++;
+    core->node.stats.progress_at = core->node.now;
+    struct effect *effect = effects_add(out, EFFECT_DELIVER);
+    effect->u.deliver.request = request->id;
+    effect->u.deliver.call = request->call;
+    effect->u.deliver.tokens = &tokens[request->token_count - 1];
+    effect->u.deliver.token_count = 1;
+}
+
+static void router_tokens(struct router_core *core, struct session *session,
+                          const struct message *message, struct effects *out) {
+    for (uint32_t i = 0; i < message->u.tokens.count; i++) {
+        struct attempt_id attempt = {message->u.tokens.attempts[i]};
+        struct request *request = request_by_attempt(core, attempt);
+        if (request == NULL || !request_has_decode(request, session)) {
+            core->node.stats.stale_events++; /* I15: a superseded attempt's output */
+            continue;
+        }
+        bool is_allowed = request->state == REQUEST_PREFILLING ||
+                          request->state == REQUEST_ASKING || request->state == REQUEST_STREAMING;
+        if (!is_allowed || request_emitted(request) >= request->max_tokens ||
+            effects_room(out) < 64) {
+            node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
+            return;
+        }
+        request_token(core, request, message->u.tokens.tokens[i], out);
+    }
+}
+
+static void router_end(struct router_core *core, struct session *session,
+                       const struct message *message, struct effects *out) {
+    struct request *request = request_by_attempt(core, message->u.end.attempt);
+    if (request == NULL || !request_has_decode(request, session)) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    leg_end_decode(core, request); /* D has let go: no Abort */
+    bool is_ok = message->u.end.outcome == OUTCOME_OK;
+    if (is_ok && request->state != REQUEST_ADMITTING) {
+        request_done(core, request, CAUSE_DONE, message->u.end.finish, request_emitted(request),
+                     out);
+    } else if (message->u.end.cause == CAUSE_DEADLINE) {
+        request_late(core, request, out);
+    } else if (message->u.end.cause == CAUSE_SHUTDOWN) {
+        /* An orderly leave is nobody's failure: it costs neither attempts nor budget. */
+        enum finish complete = request_complete(core, request);
+        if (complete != FINISH_NONE) {
+            request_done(core, request, CAUSE_DONE, complete, request_emitted(request), out);
+        } else {
+            core->stats.retries[CAUSE_SHUTDOWN]++;
+            request_replace(core, request, out);
+        }
+    } else {
+        request_retry(core, request, message->u.end.cause, out);
+    }
+}
+
+static void router_committed(struct router_core *core, struct session *session,
+                             const struct message *message) {
+    struct request *request = request_by_attempt(core, message->u.committed.attempt);
+    if (request != NULL && request_has_decode(request, session) &&
+        request->state == REQUEST_ASKING) {
+        request_move(core, request, REQUEST_STREAMING, INSTANT_NEVER);
+    }
+}
+
+/* --- mail from P
+ * ---------------------------------------------------------------------------------------- */
+
+/* The prefill leg is over without success: D alone knows whether that matters. */
+static void request_prefill_lost(struct router_core *core, struct request *request,
+                                 enum cause cause, struct effects *out) {
+    if (request->decode != ROUTER_NONE &&
+        (cause == CAUSE_SESSION_ENDED || cause == CAUSE_SESSION_SILENT ||
+         cause == CAUSE_SEND_FAILED || cause == CAUSE_STALL)) {
+        fleet_suspect(core, request->prefill, request->decode);
+    }
+    leg_end_prefill(core, request);
+    if (request->state == REQUEST_PREFILLING) {
+        request_ask(core, request, cause, out);
+    }
+}
+
+static void router_prefill_mail(struct router_core *core, struct session *session,
+                                const struct message *message, struct effects *out) {
+    struct attempt_id attempt = message->kind == MESSAGE_QUEUED ? message->u.queued.attempt
+                                : message->kind == MESSAGE_BUSY ? message->u.rejected.attempt
+                                                                : message->u.prefill_end.attempt;
+    struct request *request = request_by_attempt(core, attempt);
+    if (request == NULL || !request_has_prefill(request, session)) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    if (message->kind == MESSAGE_QUEUED) {
+        request->is_prefill_queued = true;
+    } else if (message->kind == MESSAGE_BUSY) {
+        core->stats.prefill_busy++;
+        struct worker *worker = &core->workers[request->prefill];
+        struct span wait = span_ms(message->u.rejected.retry_after_ms);
+        wait = wait.ns < core->node.config.timers.busy.ns ? core->node.config.timers.busy : wait;
+        if (message->u.rejected.cause == CAUSE_DRAINING) {
+            worker->info.is_draining = true;
+        } else if (message->u.rejected.cause != CAUSE_BUSY) {
+            wait = core->node.config.timers.suspect; /* it will not take this one: others first */
+        }
+        worker->busy_until = instant_add(core->node.now, wait);
+        leg_end_prefill(core, request);
+        if (request->state == REQUEST_PREFILLING) {
+            request_prefill(core, request, out); /* the same slot: it was never opened */
+        }
+    } else if (message->u.prefill_end.outcome == OUTCOME_OK) {
+        request->kv_bytes = message->u.prefill_end.bytes;
+        leg_end_prefill(core, request);
+    } else {
+        request_prefill_lost(core, request, message->u.prefill_end.cause, out);
+    }
+}
+
+/* --- audits
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static bool router_holds(struct router_core *core, const struct session *session, uint64_t id) {
+    struct request *request = request_by_attempt(core, (struct attempt_id){id});
+    return request != NULL &&
+           (session->role == ROLE_DECODE ? request_has_decode(request, session)
+                                         : request_has_prefill(request, session));
+}
+
+static void router_audited(struct router_core *core, struct session *session,
+                           const struct message *audit, struct effects *out) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < audit->u.audit.count && count < MESSAGE_IDS_MAX; i++) {
+        if (!router_holds(core, session, audit->u.audit.ids[i])) {
+            core->out_ids[count++] = audit->u.audit.ids[i];
+        }
+    }
+    if (count > 0) {
+        struct message *unknown = node_send(&core->node, session, MESSAGE_UNKNOWN, out);
+        unknown->u.audit.count = count;
+        unknown->u.audit.ids = core->out_ids;
+        core->out_ids_used = count;
+    }
+}
+
+static void router_unknown(struct router_core *core, struct session *session,
+                           const struct message *unknown, struct effects *out) {
+    for (uint32_t i = 0; i < unknown->u.audit.count && effects_room(out) > 8 * EFFECTS_PER_REQUEST;
+         i++) {
+        struct attempt_id attempt = {unknown->u.audit.ids[i]};
+        if (!router_holds(core, session, attempt.v)) {
+            continue;
+        }
+        struct request *request = request_by_attempt(core, attempt);
+        core->node.stats.audit_mismatch++;
+        node_note(out, NOTE_AUDIT_MISMATCH, session->role, CAUSE_AUDIT, request->id, attempt.v,
+                  request->label);
+        if (session->role == ROLE_PREFILL) {
+            request_prefill_lost(core, request, CAUSE_AUDIT, out);
+        } else {
+            leg_end_decode(core, request);
+            request_retry(core, request, CAUSE_AUDIT, out);
+        }
+    }
+}
+
+static void router_send_audits(struct router_core *core, struct effects *out) {
+    for (uint32_t i = 0; i < core->node.config.sessions_max && effects_room(out) > 64; i++) {
+        struct session *session = &core->node.sessions[i];
+        if (!session_is_live(session) || !instant_reached(core->node.now, session->audit_due) ||
+            (core->out_ids_used > 0 &&
+             session->entries.count > MESSAGE_IDS_MAX - core->out_ids_used)) {
+            continue;
+        }
+        session->audit_due = instant_add(core->node.now, core->node.config.timers.audit);
+        bool is_decode = session->role == ROLE_DECODE;
+        uint64_t *ids = core->out_ids + core->out_ids_used;
+        uint32_t count = 0;
+        uint32_t at = session->entries.head;
+        while (at != LIST_NONE && core->out_ids_used + count < MESSAGE_IDS_MAX) {
+            const struct request *request = &core->requests[at];
+            /* Only what the peer has mentioned on this session: Admitted, or Queued. */
+            bool is_mentioned =
+                is_decode ? request->state != REQUEST_ADMITTING : request->is_prefill_queued;
+            if (is_mentioned) {
+                ids[count++] = request->attempt.v;
+            }
+            at = is_decode ? request->decode_link.next : request->prefill_link.next;
+        }
+        core->out_ids_used += count;
+        if (count > 0) {
+            struct message *audit = node_send(&core->node, session, MESSAGE_AUDIT, out);
+            audit->u.audit.count = count;
+            audit->u.audit.ids = ids;
+        }
+    }
+}
+
+/* --- clients
+ * -------------------------------------------------------------------------------------------------
+ */
+
+/* Starts tokenizing if some worker's model is known; false: wait for discovery. */
+static bool request_tokenize(struct router_core *core, struct request *request,
+                             struct effects *out) {
+    if (fleet_is_empty(core)) {
+        return false;
+    }
+    if (!fleet_model(core, request->model).is_known) {
+        struct writer writer;
+        writer_init(&writer, request->detail, ROUTER_DETAIL_MAX - 1);
+        writer_printf(&writer, "%s \"%.*s\"%s; served here: ",
+                      request->model[0] == '\0' ? "model is empty" : "unknown model", 63,
+                      request->model, request->model[0] == '\0' ? ": name one" : "");
+        struct writer names;
+        writer_init(&names, request->detail + writer.len, ROUTER_DETAIL_MAX - 1 - writer.len);
+        fleet_model_names(core, &names);
+        request->detail[writer.len + names.len] = '\0';
+        bool is_empty = request->model[0] == '\0';
+        request_fail(core, request, CAUSE_NO_MODEL, is_empty ? STATUS_INVALID : STATUS_NOT_FOUND,
+                     request->detail, 0, out);
+        return true;
+    }
+    request->is_tokenizing = true;
+    request->state_deadline = INSTANT_NEVER;
+    struct effect *effect = effects_add(out, EFFECT_TOKENIZE);
+    effect->u.tokenize.request = request->id;
+    effect->u.tokenize.call = request->call;
+    return true;
+}
+
+/* No entry was or will be made: the answer is an effect of its own, with request 0. */
+static void router_refuse(struct router_core *core, struct call_id call, enum cause cause,
+                          enum status status, const char *detail, struct effects *out) {
+    (void)core;
+    struct effect *effect = effects_add(out, EFFECT_ANSWER);
+    effect->u.answer.call = call;
+    effect->u.answer.outcome = OUTCOME_FAILED;
+    effect->u.answer.cause = cause;
+    effect->u.answer.status = status;
+    effect->u.answer.finish = FINISH_ERROR;
+    effect->u.answer.retry_after_ms = 1000;
+    effect->u.answer.detail = detail;
+    effect->u.answer.decode_label = "";
+    effect->u.answer.prefill_label = "";
+}
+
+static void router_client_open(struct router_core *core, const struct event *event,
+                               struct effects *out) {
+    uint64_t id = 0;
+    if (core->node.is_draining) {
+        router_refuse(core, event->u.client_open.call, CAUSE_DRAINING, STATUS_UNAVAILABLE,
+                      "this router is draining: use another one", out);
+        return;
+    }
+    if (pool_take(&core->ids, &id) != STATUS_OK) {
+        router_refuse(core, event->u.client_open.call, CAUSE_BUSY, STATUS_BUSY,
+                      "the router holds as many requests as it may (--max-requests): try again "
+                      "later",
+                      out);
+        return;
+    }
+    struct request *request = &core->requests[pool_index(id)];
+    *request = (struct request){.id = id,
+                                .state = REQUEST_TOKENIZING,
+                                .call = event->u.client_open.call,
+                                .attempt_number = 1,
+                                .decode = ROUTER_NONE,
+                                .prefill = ROUTER_NONE,
+                                .words = WORDS_NONE,
+                                .since = core->node.now,
+                                .state_since = core->node.now};
+    request->attempt = request_attempt(request);
+    text_copy(request->model, LABEL_MAX, event->u.client_open.model);
+    text_copy(request->label, LABEL_MAX, event->u.client_open.request_label);
+    text_copy(request->session_label, LABEL_MAX, event->u.client_open.session_label);
+    request->model_hash = fleet_model_hash(core, request->model);
+    struct span left = event->u.client_open.deadline;
+    if (left.ns <= 0 || left.ns > core->node.config.timers.request.ns) {
+        left = core->node.config.timers.request;
+    }
+    request->deadline = instant_add(core->node.now, left);
+    request->state_deadline = instant_add(core->node.now, core->node.config.timers.place);
+    ledger_create(&core->node, REQUEST_TOKENIZING);
+    map_add(&core->by_call, request->call.v, pool_index(id));
+    core->retry_tenths += core->retry_tenths < RETRY_TENTHS_MAX ? 1 : 0;
+    (void)request_tokenize(core, request, out); /* false: waits for a worker to be discovered */
+}
+
+/* A sentence in request->detail when the tokenized request cannot be served as asked, else NULL. */
+static const char *request_invalid(struct router_core *core, struct request *request,
+                                   const struct event *event) {
+    struct fleet_model model = fleet_model(core, request->model);
+    uint64_t total = (uint64_t)event->u.tokenized.token_count + event->u.tokenized.max_tokens;
+    struct writer writer;
+    writer_init(&writer, request->detail, ROUTER_DETAIL_MAX - 1);
+    if (event->u.tokenized.token_count == 0) {
+        return "the prompt is empty: give at least one token";
+    }
+    if (event->u.tokenized.max_tokens == 0) {
+        return "max_tokens is 0: ask for at least 1";
+    }
+    for (uint32_t i = 0; i < event->u.tokenized.token_count; i++) {
+        if (event->u.tokenized.tokens[i] >= model.vocab && model.is_known) {
+            writer_printf(&writer,
+                          "token id %u at position %u is outside the vocabulary: ids "
+                          "are below %u",
+                          event->u.tokenized.tokens[i], i, model.vocab);
+            request->detail[writer.len] = '\0';
+            return request->detail;
+        }
+    }
+    uint32_t limit = model.context < model.kv_tokens ? model.context : model.kv_tokens;
+    if (model.context > 0 && total > limit) {
+        writer_printf(&writer,
+                      "prompt (%u tokens) and max_tokens (%u) together exceed %s of %u "
+                      "tokens: shorten one of them",
+                      event->u.tokenized.token_count, event->u.tokenized.max_tokens,
+                      limit == model.context ? "the model's context"
+                                             : "the KV capacity of the largest decode worker",
+                      limit);
+        request->detail[writer.len] = '\0';
+        return request->detail;
+    }
+    return NULL;
+}
+
+static void router_tokenized(struct router_core *core, const struct event *event,
+                             struct effects *out) {
+    struct request *request = request_by_id(core, event->u.tokenized.request);
+    if (request == NULL || !request->is_tokenizing) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    request->is_tokenizing = false;
+    if (request->state == REQUEST_ANSWERING) {
+        request_settle(core, request);
+        return;
+    }
+    if (event->u.tokenized.status != STATUS_OK) {
+        enum status status = event->u.tokenized.status;
+        bool is_ours = status == STATUS_UNAVAILABLE || status == STATUS_TIMEOUT;
+        request_fail(core, request, is_ours ? CAUSE_NO_WORKER : CAUSE_INVALID, status,
+                     event->u.tokenized.detail, is_ours ? 1000 : 0, out);
+        return;
+    }
+    const char *invalid = request_invalid(core, request, event);
+    if (invalid != NULL) {
+        request_fail(core, request, CAUSE_INVALID, STATUS_INVALID, invalid, 0, out);
+        return;
+    }
+    uint32_t count = event->u.tokenized.token_count;
+    uint32_t max_tokens = event->u.tokenized.max_tokens;
+    if (words_take(&core->words, count + max_tokens, &request->words) != STATUS_OK) {
+        request->words = WORDS_NONE;
+        request_fail(core, request, CAUSE_BUSY, STATUS_BUSY,
+                     "the router's token store is full: try again later", 1000, out);
+        return;
+    }
+    memcpy(request_tokens(core, request), event->u.tokenized.tokens, count * sizeof(uint32_t));
+    request->prompt_count = count;
+    request->token_count = count;
+    request->max_tokens = max_tokens;
+    request->sampling = *event->u.tokenized.sampling;
+    request->eos_count =
+        event->u.tokenized.eos_count < EOS_MAX ? event->u.tokenized.eos_count : EOS_MAX;
+    memcpy(request->eos, event->u.tokenized.eos, request->eos_count * sizeof(uint32_t));
+    core->stats.prompt_tokens += count;
+    request_move(core, request, REQUEST_PLACING,
+                 instant_add(core->node.now, core->node.config.timers.place));
+    request_park(core, request, false);
+}
+
+static void router_client_abort(struct router_core *core, const struct event *event,
+                                struct effects *out) {
+    core->stats.aborted_last = 0;
+    for (uint32_t i = 0; i < core->config.requests_max; i++) {
+        struct request *request = &core->requests[i];
+        if (request->state == REQUEST_NONE || request->state == REQUEST_ANSWERING) {
+            continue;
+        }
+        char stored[LABEL_MAX] = {0};
+        text_copy(stored, LABEL_MAX,
+                  event->u.client_abort.is_session ? request->session_label : request->label);
+        char given[LABEL_MAX] = {0};
+        text_copy(given, LABEL_MAX, event->u.client_abort.label);
+        if (stored[0] == '\0' || memcmp(stored, given, LABEL_MAX) != 0) {
+            continue;
+        }
+        core->stats.aborted_last++;
+        if (effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
+            request_gone(core, request, CAUSE_CLIENT_ABORT, out);
+        } else {
+            request->is_abort_wished = true; /* more than one turn holds: the reaper ends it */
+        }
+    }
+}
+
+static void router_stop_found(struct router_core *core, const struct event *event,
+                              struct effects *out) {
+    struct request *request = request_by_id(core, event->u.stop_found.request);
+    if (request == NULL || request->state == REQUEST_ANSWERING) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    request_done(core, request, CAUSE_STOP, FINISH_STOP, event->u.stop_found.completion_tokens,
+                 out);
+}
+
+/* --- time and ends
+ * ---------------------------------------------------------------------------------------------- */
+
+static void request_decode_lost(struct router_core *core, struct request *request, enum cause cause,
+                                struct effects *out) {
+    leg_end_decode(core, request);
+    request_retry(core, request, cause, out);
+}
+
+static void router_sweep_sessions(struct router_core *core, struct effects *out) {
+    if (core->node.sessions_ended == 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < core->node.config.sessions_max; i++) {
+        struct session *session = &core->node.sessions[i];
+        if (session->phase != SESSION_ENDED) {
+            continue;
+        }
+        while (session->entries.head != LIST_NONE && effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
+            struct request *request = &core->requests[session->entries.head];
+            if (session->role == ROLE_DECODE) {
+                request_decode_lost(core, request, session->cause, out);
+            } else {
+                request_prefill_lost(core, request, session->cause, out);
+            }
+        }
+        if (session->entries.count == 0) {
+            fleet_session_over(core, session);
+            (void)node_release(&core->node, session); /* false: its stream's end is still to come */
+        }
+    }
+}
+
+static void request_reap(struct router_core *core, struct request *request, struct effects *out) {
+    struct node *node = &core->node;
+    if (request->state == REQUEST_ANSWERING) {
+        return;
+    }
+    if (request->is_abort_wished) {
+        request_gone(core, request, CAUSE_CLIENT_ABORT, out);
+        return;
+    }
+    if (instant_reached(node->now, request->deadline)) {
+        node->ledger.reaped[request->state]++;
+        request_late(core, request, out);
+        return;
+    }
+    if (!instant_reached(node->now, request->state_deadline)) {
+        return;
+    }
+    node->ledger.reaped[request->state]++;
+    if (request->state == REQUEST_ADMITTING || request->state == REQUEST_ASKING) {
+        core->workers[request->decode].busy_until =
+            instant_add(node->now, node->config.timers.admit);
+        request_retry(core, request, CAUSE_T_ADMIT, out); /* aborts what may be there */
+    } else {
+        request_fail(core, request, CAUSE_NO_WORKER, STATUS_UNAVAILABLE,
+                     "no decode worker serves this model now: start one, or try again later", 1000,
+                     out);
+    }
+}
+
+static void router_tick(struct router_core *core, struct effects *out) {
+    struct node *node = &core->node;
+    node->stats.overrun_ns = 0;
+    uint32_t left = node->ledger.live;
+    for (uint32_t i = 0; i < core->config.requests_max && left > 0; i++) {
+        struct request *request = &core->requests[i];
+        if (request->state == REQUEST_NONE) {
+            continue;
+        }
+        left--;
+        if (effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
+            if (node->is_draining && instant_reached(node->now, node->drain_deadline)) {
+                request_fail(core, request, CAUSE_SHUTDOWN, STATUS_UNAVAILABLE,
+                             "this router is shutting down: use another one", 1000, out);
+            }
+            request_reap(core, request, out);
+        }
+        int64_t over = node->now.ns - request->deadline.ns;
+        if (over > node->stats.overrun_ns) {
+            node->stats.overrun_ns = over;
+        }
+    }
+    fleet_tick(core, out);
+    node_tick(node, out);
+    router_send_audits(core, out);
+}
+
+static void router_drain(struct router_core *core, const struct event *event, struct effects *out) {
+    struct node *node = &core->node;
+    struct instant deadline = instant_add(node->now, event->u.drain.grace);
+    node->drain_deadline =
+        node->is_draining ? instant_min(node->drain_deadline, deadline) : deadline;
+    if (!node->is_draining) {
+        node->is_draining = true;
+        node_note(out, NOTE_DRAINING, node->config.role, CAUSE_DRAINING, 0, node->ledger.live, "");
+    }
+}
+
+static void router_wake_tokenizing(struct router_core *core, struct effects *out) {
+    for (uint32_t i = 0;
+         i < core->config.requests_max && core->node.ledger.in_state[REQUEST_TOKENIZING] > 0 &&
+         effects_room(out) > 8 * EFFECTS_PER_REQUEST;
+         i++) {
+        struct request *request = &core->requests[i];
+        if (request->state == REQUEST_TOKENIZING && !request->is_tokenizing) {
+            (void)request_tokenize(core, request, out);
+        }
+    }
+}
+
+static void router_mail(struct router_core *core, struct session *session,
+                        const struct message *message, struct effects *out) {
+    bool is_decode = session->role == ROLE_DECODE;
+    struct worker *worker = NULL;
+    switch (message->kind) {
+    case MESSAGE_HELLO:
+        worker = fleet_of_session(core, session);
+        if (worker != NULL) {
+            worker->reconnect_after = core->node.config.timers.reconnect_first;
+        }
+        core->is_placing_due = true;
+        return;
+    case MESSAGE_BEAT: return;
+    case MESSAGE_AUDIT: router_audited(core, session, message, out); return;
+    case MESSAGE_UNKNOWN: router_unknown(core, session, message, out); return;
+    case MESSAGE_ADMITTED:
+    case MESSAGE_REJECTED:
+    case MESSAGE_TOKENS:
+    case MESSAGE_END:
+    case MESSAGE_COMMITTED:
+        if (!is_decode) {
+            break;
+        }
+        if (message->kind == MESSAGE_ADMITTED) {
+            router_admitted(core, session, message, out);
+        } else if (message->kind == MESSAGE_REJECTED) {
+            router_rejected(core, session, message, out);
+        } else if (message->kind == MESSAGE_TOKENS) {
+            router_tokens(core, session, message, out);
+        } else if (message->kind == MESSAGE_END) {
+            router_end(core, session, message, out);
+        } else {
+            router_committed(core, session, message);
+        }
+        return;
+    case MESSAGE_QUEUED:
+    case MESSAGE_BUSY:
+    case MESSAGE_PREFILL_END:
+        if (is_decode) {
+            break;
+        }
+        router_prefill_mail(core, session, message, out);
+        return;
+    case MESSAGE_ADMIT:
+    case MESSAGE_PREFILL:
+    case MESSAGE_OPEN:
+    case MESSAGE_ACCEPT:
+    case MESSAGE_REFUSE:
+    case MESSAGE_FIN:
+    case MESSAGE_COMMIT:
+    case MESSAGE_ABORT:
+    case MESSAGE_ABORT_SLOT: break;
+    }
+    node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
+}
+
+static void router_dispatch(struct router_core *core, const struct event *event,
+                            struct effects *out) {
+    struct session *session = NULL;
+    struct request *request = NULL;
+    switch (event->kind) {
+    case EVENT_TICK: router_tick(core, out); break;
+    case EVENT_DRAIN: router_drain(core, event, out); break;
+    case EVENT_STREAM_ACCEPTED:
+    case EVENT_STREAM_MAIL:
+    case EVENT_STREAM_BAD:
+    case EVENT_STREAM_ENDED:
+        session = node_event(&core->node, event, out);
+        if (session != NULL) {
+            router_mail(core, session, event->u.mail.message, out);
+        }
+        break;
+    case EVENT_CLIENT_OPEN: router_client_open(core, event, out); break;
+    case EVENT_TOKENIZED: router_tokenized(core, event, out); break;
+    case EVENT_CLIENT_GONE:
+        request = request_by_call(core, event->u.client_gone.call);
+        if (request == NULL) {
+            core->node.stats.stale_events++;
+        } else if (event->u.client_gone.cause == CAUSE_DEADLINE) {
+            request_late(core, request, out);
+        } else {
+            request_gone(core, request, CAUSE_CLIENT_GONE, out);
+        }
+        break;
+    case EVENT_CLIENT_ABORT: router_client_abort(core, event, out); break;
+    case EVENT_STOP_FOUND: router_stop_found(core, event, out); break;
+    case EVENT_ANSWERED:
+        request = request_by_id(core, event->u.answered.request);
+        if (request != NULL) {
+            CHECK(request->is_answering);
+            request->is_answering = false;
+            request_settle(core, request);
+        }
+        break;
+    case EVENT_WORKER_SEEN:
+        fleet_seen(core, event->u.worker_seen.info, out);
+        router_wake_tokenizing(core, out);
+        break;
+    case EVENT_WORKER_LOST: fleet_lost(core, event->u.worker_lost.incarnation, out); break;
+    case EVENT_LAYER_DONE:
+    case EVENT_STEP_DONE:
+    case EVENT_LINK_PROGRESS:
+    case EVENT_LINK_COVERED:
+    case EVENT_LINK_BAD:
+    case EVENT_LINK_DISARMED:
+    case EVENT_LINK_SENT:
+    case EVENT_LINK_FAILED:
+    case EVENT_LINK_CLOSED: core->node.stats.stale_events++; break; /* not this role's */
+    }
+}
+
+void router_core_step(struct router_core *core, const struct event *event, struct instant now,
+                      struct effects *out) {
+    out->count = 0;
+    core->out_ids_used = 0;
+    node_observe(&core->node, now);
+    router_dispatch(core, event, out);
+    router_sweep_sessions(core, out);
+    router_place(core, out);
+    if (core->node.is_draining && core->node.ledger.live == 0 && !core->node.is_exit_sent &&
+        effects_room(out) > 2) {
+        core->node.is_exit_sent = true;
+        node_note(out, NOTE_DRAINED, core->node.config.role, CAUSE_DRAINING, 0, 0, "");
+        effects_add(out, EFFECT_EXIT);
+    }
+}
+
+struct instant router_core_deadline(const struct router_core *core) {
+    bool is_soon = core->node.sessions_ended > 0 || core->is_placing_due;
+    return instant_add(core->node.real, span_ms(is_soon ? 1 : TICK_MS));
+}
+
+/* --- for people and tests
+ * --------------------------------------------------------------------------------------- */
+
+static const char *request_waits_for(const struct request *request) {
+    switch (request->state) {
+    case REQUEST_NONE: return "";
+    case REQUEST_TOKENIZING:
+        return request->is_tokenizing ? "the tokenizer" : "a worker to be discovered";
+    case REQUEST_PLACING: return "a worker with room";
+    case REQUEST_ADMITTING: return "the decode worker's answer to Admit";
+    case REQUEST_PREFILLING:
+        return request->prefill == ROUTER_NONE ? "the decode worker's first token"
+                                               : "the prefill worker";
+    case REQUEST_ASKING: return "the decode worker's word whether it has committed";
+    case REQUEST_STREAMING: return "the decode worker's tokens";
+    case REQUEST_ANSWERING:
+        return request->is_tokenizing ? "the tokenizer to end" : "the client's call to close";
+    }
+    return "";
+}
+
+bool router_view(const struct router_core *core, uint32_t *cursor, struct entry_view *view_out) {
+    while (*cursor < core->config.requests_max) {
+        const struct request *request = &core->requests[(*cursor)++];
+        if (request->state == REQUEST_NONE) {
+            continue;
+        }
+        struct instant next = instant_min(request->deadline, request->state_deadline);
+        *view_out = (struct entry_view){
+            .id = request->id,
+            .attempt = request->attempt.v,
+            .state = request_state_name(request->state),
+            .age_ms = span_to_ms(instant_since(core->node.now, request->since)),
+            .state_age_ms = span_to_ms(instant_since(core->node.now, request->state_since)),
+            .deadline_left_ms = span_to_ms(instant_since(next, core->node.now)),
+            .operations = (request->is_tokenizing ? 1u : 0u) + (request->is_answering ? 1u : 0u),
+            .tokens = request->token_count,
+            .generated = request_emitted(request),
+            .bytes = request->kv_bytes,
+            .cached = request->cached,
+            .waits_for = request_waits_for(request)};
+        text_copy(view_out->label, LABEL_MAX, request->label);
+        const uint32_t legs[2] = {request->decode, request->prefill};
+        for (uint32_t i = 0; i < 2; i++) {
+            if (legs[i] == ROUTER_NONE) {
+                continue;
+            }
+            const struct worker *worker = &core->workers[legs[i]];
+            const struct session *session = &core->node.sessions[worker->session];
+            text_copy(view_out->peers[i], LABEL_MAX, worker->info.id);
+            view_out->sessions[i] = session->stream.v;
+            view_out->peer_silence_ms[i] =
+                span_to_ms(instant_since(core->node.now, session->heard));
+        }
+        return true;
+    }
+    return false;
+}
+
+void router_verify(const struct router_core *core) {
+    uint32_t live = 0;
+    uint32_t parked = 0;
+    uint32_t attempts = 0;
+    for (uint32_t i = 0; i < core->config.requests_max; i++) {
+        const struct request *request = &core->requests[i];
+        if (request->state == REQUEST_NONE) {
+            CHECK(pool_id_at(&core->ids, i) == 0);
+            continue;
+        }
+        bool is_answering = request->state == REQUEST_ANSWERING;
+        bool is_placing = request->state == REQUEST_PLACING;
+        bool is_early = is_placing || request->state == REQUEST_TOKENIZING;
+        live++;
+        parked += request->parked_link.is_linked ? 1 : 0;
+        attempts +=
+            (request->decode != ROUTER_NONE ? 1 : 0) + (request->prefill != ROUTER_NONE ? 1 : 0);
+        CHECK(pool_id_at(&core->ids, i) == request->id);
+        CHECK(!instant_is_never(request->deadline));
+        CHECK(is_answering == (request->outcome != OUTCOME_NONE));
+        CHECK(request->parked_link.is_linked == is_placing);
+        CHECK((request->decode != ROUTER_NONE) == request->decode_link.is_linked);
+        CHECK((request->prefill != ROUTER_NONE) == request->prefill_link.is_linked);
+        CHECK((request->decode == ROUTER_NONE) == (is_early || is_answering));
+        CHECK(request->prefill == ROUTER_NONE || request->state == REQUEST_PREFILLING ||
+              request->state == REQUEST_STREAMING || request->state == REQUEST_ASKING);
+        CHECK(!is_answering || request->is_answering || request->is_tokenizing);
+    }
+    uint32_t counted = 0;
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        counted += core->workers[i].is_used ? core->workers[i].attempts : 0;
+    }
+    CHECK_OP(live, ==, core->node.ledger.live);
+    CHECK_OP(parked, ==, core->parked.count);
+    CHECK_OP(attempts, ==, counted);
+    CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
+}

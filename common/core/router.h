@@ -1,0 +1,180 @@
+/* The router's core: owns every client request from accept to its one terminal, and places its
+ * attempts.
+ *
+ *   TOKENIZING -> PLACING -> ADMITTING -> PREFILLING -> STREAMING -> ANSWERING -> gone      (ASKING
+ * beside)
+ *
+ * One attempt at a time: bound to one decode session and slot, D first, P after D has reserved
+ * (I9). Only output of the current attempt on its own session is ever accepted (I15). A lost leg
+ * becomes another attempt, on a resume with the emitted tokens as prompt, within a retry budget.
+ * Discovery is advice (I17): workers are placed on by live sessions, and a deletion in etcd counts
+ * only without one. Control thread only. */
+#ifndef CORE_ROUTER_H
+#define CORE_ROUTER_H
+
+#include "base/pool.h"
+#include "base/siphash.h"
+#include "core/node.h"
+#include "core/view.h"
+#include "core/words.h"
+
+enum request_state {
+    REQUEST_NONE = 0,
+    REQUEST_TOKENIZING,
+    REQUEST_PLACING,
+    REQUEST_ADMITTING,
+    REQUEST_PREFILLING,
+    REQUEST_ASKING,
+    REQUEST_STREAMING,
+    REQUEST_ANSWERING,
+};
+
+#define ROUTER_AFFINITY_SLOTS  8192u
+#define ROUTER_AFFINITY_BLOCK  32u /* tokens */
+#define ROUTER_AFFINITY_BLOCKS 16u
+#define ROUTER_SUSPECTS        64u
+#define ROUTER_DETAIL_MAX      256u
+#define ROUTER_NONE            UINT32_MAX
+#define ROUTER_RETRIES         2u /* more attempts after failures, per request */
+
+struct router_config {
+    struct node_config node;
+    uint32_t requests_max; /* live at once; more are refused with Retry-After. < 2^24 */
+    uint32_t workers_max;
+    uint32_t words_max;          /* tokens of all live requests */
+    uint32_t disaggregate_above; /* uncached prompt tokens; up to so many D prefills itself */
+    struct siphash_key secret;
+};
+
+struct worker {
+    bool is_used;
+    bool is_listed;   /* in etcd, as far as we know */
+    uint32_t session; /* index, ROUTER_NONE = none */
+    struct stream_id stream;
+    struct worker_info info;
+    struct instant reconnect_at;
+    struct span reconnect_after;
+    struct instant gone_since; /* unlisted and without a session */
+    struct instant busy_until;
+    uint32_t attempts;        /* of ours, live on it */
+    uint64_t tokens_reserved; /* D: prompt + answer; P: prompt, of ours */
+};
+
+struct request {
+    uint64_t id; /* pool id; 0 = free */
+    enum request_state state;
+    struct call_id call;
+    struct attempt_id attempt;
+    uint32_t attempt_number;
+    uint32_t failures;
+    uint32_t decode;  /* worker index while its leg is live, else ROUTER_NONE */
+    uint32_t prefill; /* the same for P */
+    struct stream_id decode_stream;
+    struct stream_id prefill_stream;
+    struct link decode_link;
+    struct link prefill_link;
+    struct link parked_link;
+    struct slot_id slot;
+    uint64_t key;
+    uint32_t cached;
+    uint32_t words; /* prompt, then emitted tokens */
+    uint32_t prompt_count;
+    uint32_t token_count;
+    uint32_t max_tokens;
+    uint32_t attempt_tokens; /* token_count when this attempt was admitted */
+    bool is_tokenizing;      /* own operation until EVENT_TOKENIZED */
+    bool is_answering;       /* own operation until EVENT_ANSWERED */
+    bool is_prefill_queued;  /* P has mentioned this attempt */
+    bool is_abort_wished;
+    uint32_t eos_count;
+    uint32_t eos[EOS_MAX];
+    uint32_t cached_first; /* of the first admitted attempt, for usage */
+    bool has_cached_first;
+    uint64_t kv_bytes;
+    enum outcome outcome;
+    enum cause cause;
+    uint8_t decided_in;
+    struct instant since;
+    struct instant state_since;
+    struct instant deadline;
+    struct instant
+        state_deadline; /* of PLACING without any worker, ADMITTING, ASKING; else NEVER */
+    struct instant first_placed;
+    struct instant first_token;
+    struct instant last_token;
+    struct instant decided;
+    uint64_t model_hash;
+    struct sampling sampling;
+    char model[LABEL_MAX];
+    char label[LABEL_MAX];
+    char session_label[LABEL_MAX];
+    char decode_label[LABEL_MAX];
+    char prefill_label[LABEL_MAX];
+    char detail[ROUTER_DETAIL_MAX];
+};
+
+struct router_suspect {
+    struct incarnation prefill;
+    struct incarnation decode;
+    struct instant until;
+};
+
+struct router_stats {
+    uint64_t retries[CAUSE_COUNT];
+    uint64_t resumes_ok; /* resumed streams that went on */
+    uint64_t resumes_failed;
+    uint64_t admits;
+    uint64_t rejected_busy;
+    uint64_t prefill_busy;
+    uint64_t one_leg;
+    uint64_t two_legs;
+    uint64_t tokens;
+    uint64_t prompt_tokens;
+    uint64_t cached_tokens;
+    uint64_t aborted_last; /* how many the last EVENT_CLIENT_ABORT ended */
+    struct histogram queue;
+    struct histogram ttft;
+    struct histogram itl;
+};
+
+struct router_core {
+    struct node node;
+    struct router_config config;
+    struct pool ids;
+    struct request *requests;
+    struct map by_call;
+    struct words words;
+    struct worker *workers;
+    struct list parked;
+    bool is_placing_due;
+    uint32_t retry_tenths; /* budget: ten are one retry */
+    uint64_t *affinity_hash;
+    uint64_t *affinity_worker; /* incarnation */
+    struct router_suspect suspects[ROUTER_SUSPECTS];
+    uint32_t suspect_next;
+    struct router_stats stats;
+    uint64_t *out_ids;
+    uint32_t out_ids_used;
+};
+
+uint64_t router_bytes(const struct router_config *config);
+void router_init(struct router_core *core, const struct router_config *config, void *memory);
+/* One turn. Consumes exactly one event; never blocks, reads a clock, allocates or logs. */
+void router_core_step(struct router_core *core, const struct event *event, struct instant now,
+                      struct effects *out);
+struct instant router_core_deadline(const struct router_core *core);
+bool router_view(const struct router_core *core, uint32_t *cursor, struct entry_view *view_out);
+const char *request_state_name(uint32_t state);
+void router_verify(const struct router_core *core);
+
+/* Whether a pair of workers that can serve this model is reachable now ("" = any model). */
+bool router_has_pair(const struct router_core *core, const char *model);
+/* The first worker at or after *cursor; NULL at the end. */
+const struct worker *router_worker(const struct router_core *core, uint32_t *cursor);
+static inline bool router_worker_is_live(const struct router_core *core,
+                                         const struct worker *worker) {
+    return worker->session != ROUTER_NONE &&
+           core->node.sessions[worker->session].phase == SESSION_LIVE;
+}
+
+#endif

@@ -1,0 +1,378 @@
+#include "core/router_fleet.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/prng.h"
+
+uint64_t fleet_model_hash(const struct router_core *core, const char *model) {
+    char name[LABEL_MAX] = {0};
+    text_copy(name, LABEL_MAX, model);
+    return siphash128(core->config.secret, name, sizeof name).low;
+}
+
+static bool text_equal(const char *a, const char *b) {
+    for (uint32_t i = 0; i < LABEL_MAX; i++) {
+        if (a[i] != b[i]) {
+            return false;
+        }
+        if (a[i] == '\0') {
+            return true;
+        }
+    }
+    return true;
+}
+
+static struct worker *fleet_by_incarnation(struct router_core *core,
+                                           struct incarnation incarnation) {
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        struct worker *worker = &core->workers[i];
+        if (worker->is_used && worker->info.incarnation.v == incarnation.v) {
+            return worker;
+        }
+    }
+    return NULL;
+}
+
+static uint32_t fleet_index(const struct router_core *core, const struct worker *worker) {
+    return (uint32_t)(worker - core->workers);
+}
+
+static void fleet_connect(struct router_core *core, struct worker *worker, struct effects *out) {
+    if (worker->session != ROUTER_NONE || effects_room(out) < 64) {
+        return;
+    }
+    struct session *session = node_open(&core->node, worker->info.role, worker->info.incarnation,
+                                        worker->info.address, out);
+    if (session == NULL) {
+        return; /* table full of ended sessions: tried again at the next tick */
+    }
+    text_copy(session->id, LABEL_MAX, worker->info.id);
+    worker->session = node_session_index(&core->node, session);
+    worker->stream = session->stream;
+}
+
+void fleet_seen(struct router_core *core, const struct worker_info *info, struct effects *out) {
+    if (info->incarnation.v == 0 || (info->role != ROLE_DECODE && info->role != ROLE_PREFILL)) {
+        core->node.stats.stale_events++;
+        return;
+    }
+    struct worker *worker = fleet_by_incarnation(core, info->incarnation);
+    for (uint32_t i = 0; worker == NULL && i < core->config.workers_max; i++) {
+        if (!core->workers[i].is_used) {
+            worker = &core->workers[i];
+            memset(worker, 0, sizeof *worker);
+            worker->is_used = true;
+            worker->session = ROUTER_NONE;
+            worker->reconnect_after = core->node.config.timers.reconnect_first;
+            node_note(out, NOTE_WORKER_SEEN, info->role, CAUSE_NONE, info->incarnation.v,
+                      fleet_index(core, worker), info->id);
+        }
+    }
+    if (worker == NULL) {
+        core->node.stats.stale_events++; /* more workers than the table holds */
+        return;
+    }
+    worker->info = *info;
+    worker->is_listed = true;
+    fleet_connect(core, worker, out);
+    core->is_placing_due = true;
+}
+
+static void fleet_forget(struct router_core *core, struct worker *worker, struct effects *out) {
+    node_note(out, NOTE_WORKER_LOST, worker->info.role, CAUSE_NONE, worker->info.incarnation.v,
+              fleet_index(core, worker), worker->info.id);
+    CHECK_OP(worker->session, ==, ROUTER_NONE);
+    CHECK_OP(worker->attempts, ==, 0);
+    worker->is_used = false;
+    core->is_placing_due = true;
+}
+
+void fleet_lost(struct router_core *core, struct incarnation incarnation, struct effects *out) {
+    struct worker *worker = fleet_by_incarnation(core, incarnation);
+    if (worker == NULL) {
+        return;
+    }
+    worker->is_listed = false;
+    worker->gone_since = core->node.now;
+    if (worker->session == ROUTER_NONE && worker->attempts == 0) {
+        fleet_forget(core, worker, out);
+    }
+}
+
+struct worker *fleet_of_session(struct router_core *core, const struct session *session) {
+    uint32_t index = node_session_index(&core->node, session);
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        struct worker *worker = &core->workers[i];
+        if (worker->is_used && worker->session == index && worker->stream.v == session->stream.v) {
+            return worker;
+        }
+    }
+    return NULL;
+}
+
+void fleet_session_over(struct router_core *core, struct session *session) {
+    struct worker *worker = fleet_of_session(core, session);
+    if (worker == NULL) {
+        return;
+    }
+    const struct core_timers *timers = &core->node.config.timers;
+    worker->session = ROUTER_NONE;
+    worker->gone_since = core->node.now;
+    worker->reconnect_at = instant_add(core->node.now, worker->reconnect_after);
+    worker->reconnect_after.ns *= 2;
+    if (worker->reconnect_after.ns > timers->reconnect_max.ns) {
+        worker->reconnect_after = timers->reconnect_max;
+    }
+    core->is_placing_due = true;
+}
+
+void fleet_tick(struct router_core *core, struct effects *out) {
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        struct worker *worker = &core->workers[i];
+        if (!worker->is_used) {
+            continue;
+        }
+        if (worker->busy_until.ns != 0 && instant_reached(core->node.now, worker->busy_until)) {
+            worker->busy_until.ns = 0;
+            core->is_placing_due = true;
+        }
+        if (worker->session != ROUTER_NONE) {
+            continue;
+        }
+        if (!worker->is_listed && worker->attempts == 0 &&
+            instant_reached(core->node.now,
+                            instant_add(worker->gone_since, core->node.config.timers.forget))) {
+            fleet_forget(core, worker, out);
+        } else if (instant_reached(core->node.now, worker->reconnect_at)) {
+            fleet_connect(core, worker, out);
+        }
+    }
+}
+
+/* --- choice
+ * ---------------------------------------------------------------------------------------- */
+
+static bool fleet_is_eligible(const struct router_core *core, const struct worker *worker,
+                              enum role role, const char *model) {
+    if (!worker->is_used || worker->info.role != role || !router_worker_is_live(core, worker) ||
+        !text_equal(worker->info.model, model)) {
+        return false;
+    }
+    const struct session *session = &core->node.sessions[worker->session];
+    return !worker->info.is_draining && !session->is_peer_draining;
+}
+
+static bool fleet_is_busy(const struct router_core *core, const struct worker *worker) {
+    return worker->busy_until.ns != 0 && !instant_reached(core->node.now, worker->busy_until);
+}
+
+/* Hashes of the leading blocks of a prompt; returns how many. */
+static uint32_t fleet_prefix(const struct router_core *core, const struct request *request,
+                             uint64_t *hashes) {
+    const uint32_t *tokens = words_at(&core->words, request->words);
+    struct siphash128 chain = {request->model_hash, 0};
+    uint32_t count = 0;
+    while (count < ROUTER_AFFINITY_BLOCKS &&
+           (count + 1) * ROUTER_AFFINITY_BLOCK <= request->token_count) {
+        struct siphash_key key = {core->config.secret.k0 ^ chain.low,
+                                  core->config.secret.k1 ^ chain.high};
+        chain = siphash128(key, tokens + count * ROUTER_AFFINITY_BLOCK,
+                           ROUTER_AFFINITY_BLOCK * sizeof *tokens);
+        hashes[count++] = chain.low;
+    }
+    return count;
+}
+
+void fleet_remember_prefix(struct router_core *core, const struct request *request,
+                           uint32_t decode) {
+    uint64_t hashes[ROUTER_AFFINITY_BLOCKS];
+    uint32_t count = fleet_prefix(core, request, hashes);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = (uint32_t)(hashes[i] % ROUTER_AFFINITY_SLOTS);
+        core->affinity_hash[at] = hashes[i];
+        core->affinity_worker[at] = core->workers[decode].info.incarnation.v;
+    }
+}
+
+/* Blocks of the prompt that a worker was last given. */
+static uint32_t fleet_affinity(const struct router_core *core, const struct worker *worker,
+                               const uint64_t *hashes, uint32_t count) {
+    uint32_t blocks = 0;
+    while (blocks < count) {
+        uint32_t at = (uint32_t)(hashes[blocks] % ROUTER_AFFINITY_SLOTS);
+        if (core->affinity_hash[at] != hashes[blocks] ||
+            core->affinity_worker[at] != worker->info.incarnation.v) {
+            break;
+        }
+        blocks++;
+    }
+    return blocks;
+}
+
+/* Load in thousandths of the worker's KV capacity, as far as this router knows. */
+static uint64_t fleet_load(const struct worker *worker) {
+    uint32_t capacity = worker->info.kv_tokens > 0 ? worker->info.kv_tokens : 1;
+    return worker->tokens_reserved * 1000 / capacity;
+}
+
+enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
+                                      uint32_t *worker_out) {
+    uint64_t hashes[ROUTER_AFFINITY_BLOCKS];
+    uint32_t count = fleet_prefix(core, request, hashes);
+    uint64_t total = (uint64_t)request->prompt_count + request->max_tokens;
+    uint64_t best_score = UINT64_MAX;
+    uint64_t least_load = UINT64_MAX;
+    bool is_any = false;
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (fleet_is_eligible(core, worker, ROLE_DECODE, request->model) &&
+            total <= worker->info.context && !fleet_is_busy(core, worker) &&
+            fleet_load(worker) < least_load) {
+            least_load = fleet_load(worker);
+        }
+    }
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (!fleet_is_eligible(core, worker, ROLE_DECODE, request->model) ||
+            total > worker->info.context) {
+            continue;
+        }
+        is_any = true;
+        if (fleet_is_busy(core, worker)) {
+            continue;
+        }
+        /* A cached prefix is worth a quarter of a pool's load, not more: hot prefixes spread. */
+        uint64_t load = fleet_load(worker);
+        uint64_t blocks = fleet_affinity(core, worker, hashes, count);
+        uint64_t bonus = blocks > 0 && load <= least_load + 250 ? 250 + blocks : 0;
+        uint64_t score = ((load + 1000 - bonus) << 16) + worker->attempts;
+        if (score < best_score) {
+            best_score = score;
+            *worker_out = i;
+        }
+    }
+    if (best_score != UINT64_MAX) {
+        return FLEET_CHOSEN;
+    }
+    return is_any ? FLEET_BUSY : FLEET_NONE;
+}
+
+static bool fleet_is_suspect(const struct router_core *core, const struct worker *prefill,
+                             const struct worker *decode) {
+    for (uint32_t i = 0; i < ROUTER_SUSPECTS; i++) {
+        const struct router_suspect *suspect = &core->suspects[i];
+        if (suspect->prefill.v == prefill->info.incarnation.v &&
+            suspect->decode.v == decode->info.incarnation.v &&
+            !instant_reached(core->node.now, suspect->until)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void fleet_suspect(struct router_core *core, uint32_t prefill, uint32_t decode) {
+    core->suspects[core->suspect_next++ % ROUTER_SUSPECTS] = (struct router_suspect){
+        .prefill = core->workers[prefill].info.incarnation,
+        .decode = core->workers[decode].info.incarnation,
+        .until = instant_add(core->node.now, core->node.config.timers.suspect)};
+}
+
+enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct request *request,
+                                       uint32_t decode, uint32_t *worker_out) {
+    const struct worker *target = &core->workers[decode];
+    uint64_t best_score = UINT64_MAX;
+    bool is_any = false;
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (!fleet_is_eligible(core, worker, ROLE_PREFILL, request->model) ||
+            !layout_digest_equal(worker->info.layout, target->info.layout) ||
+            worker->info.kv_tokens < request->token_count) {
+            continue;
+        }
+        is_any = true;
+        if (fleet_is_busy(core, worker)) {
+            continue;
+        }
+        uint64_t backlog = core->node.sessions[worker->session].peer_backlog_ms;
+        uint64_t score = (backlog << 32) + worker->tokens_reserved;
+        score = score > UINT64_MAX / 4 ? UINT64_MAX / 4 : score;
+        if (fleet_is_suspect(core, worker, target)) {
+            score += UINT64_MAX / 2; /* a probe, when there is no other */
+        }
+        if (score < best_score) {
+            best_score = score;
+            *worker_out = i;
+        }
+    }
+    if (best_score != UINT64_MAX) {
+        return FLEET_CHOSEN;
+    }
+    return is_any ? FLEET_BUSY : FLEET_NONE;
+}
+
+/* --- models
+ * ------------------------------------------------------------------------------------------ */
+
+struct fleet_model fleet_model(const struct router_core *core, const char *model) {
+    struct fleet_model out = {0};
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (!worker->is_used || !text_equal(worker->info.model, model)) {
+            continue;
+        }
+        out.is_known = true;
+        out.vocab = worker->info.vocab;
+        if (worker->info.role == ROLE_DECODE) {
+            out.context = worker->info.context > out.context ? worker->info.context : out.context;
+            out.kv_tokens =
+                worker->info.kv_tokens > out.kv_tokens ? worker->info.kv_tokens : out.kv_tokens;
+        }
+    }
+    return out;
+}
+
+bool fleet_is_empty(const struct router_core *core) {
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        if (core->workers[i].is_used) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void fleet_model_names(const struct router_core *core, struct writer *writer) {
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        bool is_first = worker->is_used;
+        for (uint32_t j = 0; j < i && is_first; j++) {
+            is_first = !(core->workers[j].is_used &&
+                         text_equal(core->workers[j].info.model, worker->info.model));
+        }
+        if (is_first) {
+            writer_printf(writer, "%s%s", writer->len > 0 ? ", " : "", worker->info.model);
+        }
+    }
+}
+
+bool router_has_pair(const struct router_core *core, const char *model) {
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (worker->is_used && worker->info.role == ROLE_DECODE &&
+            router_worker_is_live(core, worker) &&
+            (model[0] == '\0' || text_equal(worker->info.model, model))) {
+            return true; /* D alone can serve: it prefills what no prefill worker takes */
+        }
+    }
+    return false;
+}
+
+const struct worker *router_worker(const struct router_core *core, uint32_t *cursor) {
+    while (*cursor < core->config.workers_max) {
+        const struct worker *worker = &core->workers[(*cursor)++];
+        if (worker->is_used) {
+            return worker;
+        }
+    }
+    return NULL;
+}
