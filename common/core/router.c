@@ -723,18 +723,23 @@ static void router_prefill_mail(struct router_core *core, struct session *sessio
  * ------------------------------------------------------------------------------------------------
  */
 
-static bool router_holds(struct router_core *core, const struct session *session, uint64_t id) {
+/* The request whose leg on this session is this attempt, or NULL. */
+static struct request *router_held(struct router_core *core, const struct session *session,
+                                   uint64_t id) {
     struct request *request = request_by_attempt(core, (struct attempt_id){id});
-    return request != NULL &&
-           (session->role == ROLE_DECODE ? request_has_decode(request, session)
-                                         : request_has_prefill(request, session));
+    if (request == NULL) {
+        return NULL;
+    }
+    bool is_held = session->role == ROLE_DECODE ? request_has_decode(request, session)
+                                                : request_has_prefill(request, session);
+    return is_held ? request : NULL;
 }
 
 static void router_audited(struct router_core *core, struct session *session,
                            const struct message *audit, struct effects *out) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < audit->u.audit.count && count < MESSAGE_IDS_MAX; i++) {
-        if (!router_holds(core, session, audit->u.audit.ids[i])) {
+        if (router_held(core, session, audit->u.audit.ids[i]) == NULL) {
             core->out_ids[count++] = audit->u.audit.ids[i];
         }
     }
@@ -750,14 +755,13 @@ static void router_unknown(struct router_core *core, struct session *session,
                            const struct message *unknown, struct effects *out) {
     for (uint32_t i = 0; i < unknown->u.audit.count && effects_room(out) > 8 * EFFECTS_PER_REQUEST;
          i++) {
-        struct attempt_id attempt = {unknown->u.audit.ids[i]};
-        if (!router_holds(core, session, attempt.v)) {
+        struct request *request = router_held(core, session, unknown->u.audit.ids[i]);
+        if (request == NULL) {
             continue;
         }
-        struct request *request = request_by_attempt(core, attempt);
         core->node.stats.audit_mismatch++;
-        node_note(out, NOTE_AUDIT_MISMATCH, session->role, CAUSE_AUDIT, request->id, attempt.v,
-                  request->label);
+        node_note(out, NOTE_AUDIT_MISMATCH, session->role, CAUSE_AUDIT, request->id,
+                  request->attempt.v, request->label);
         if (session->role == ROLE_PREFILL) {
             request_prefill_lost(core, request, CAUSE_AUDIT, out);
         } else {
