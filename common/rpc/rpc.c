@@ -779,6 +779,10 @@ static void call_close_if_done(struct rpc_call *call) {
     pthread_mutex_lock(&rpc->lock);
     call->state = CALL_CLOSING;
     call->is_accepting = false;
+    if (is_live) {
+        rpc->calls_live--;
+        rpc->server_calls_live -= call->is_server ? 1 : 0;
+    }
     pthread_mutex_unlock(&rpc->lock);
     if (is_live) {
         char *text = NULL;
@@ -794,12 +798,6 @@ static void call_close_if_done(struct rpc_call *call) {
         call->handlers->on_closed(call->ctx, (struct rpc_call_id){call->id}, &outcome);
         gpr_free(text);
     }
-    pthread_mutex_lock(&rpc->lock);
-    if (is_live) {
-        rpc->calls_live--;
-        rpc->server_calls_live -= call->is_server ? 1 : 0;
-    }
-    pthread_mutex_unlock(&rpc->lock);
     call_free(call);
     if (rpc->is_slot_missing) {
         server_rearm(rpc);
@@ -1525,7 +1523,7 @@ enum status rpc_server_create(struct rpc *rpc, const char *listen,
     struct args args = {.len = 0};
     args_put_common(&args, set->receive_bytes_max, set->keepalive_ms, set->keepalive_timeout_ms);
     args_put(&args, GRPC_ARG_ALLOW_REUSEPORT, 0); /* a taken port must fail */
-    args_put(&args, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
+    args_put(&args, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 300);
     args_put(&args, GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000);
     if (set->streams_max != 0) {
         args_put(&args, GRPC_ARG_MAX_CONCURRENT_STREAMS, set->streams_max);

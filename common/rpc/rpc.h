@@ -50,7 +50,8 @@ enum rpc_kind {
 
 /* Why a call closed, as far as this side knows. */
 enum rpc_end {
-    RPC_END_STATUS,    /* client: the peer's status arrived; server: our status was handed over */
+    RPC_END_STATUS,    /* client: the status came, or gRPC made one (UNAVAILABLE: connection lost);
+                          server: our status was handed over */
     RPC_END_CANCELLED, /* by our own rpc_call_cancel */
     RPC_END_PEER,      /* the peer cancelled, vanished or broke the connection */
     RPC_END_DEADLINE,  /* the call's deadline passed */
@@ -137,10 +138,10 @@ struct rpc_server_options {        /* 0 = the default in brackets */
     uint32_t keepalive_ms;         /* [5000] pings also without calls */
     uint32_t keepalive_timeout_ms; /* [3000] */
     uint32_t streams_max;          /* concurrent calls per connection [no limit] */
-    uint32_t lookahead_bytes;      /* != 0: flow-control probing off and this window, so a
-                                      client that does not read stops us early (public port) */
-    uint32_t queue_bytes_max;      /* per call, unless the method says so [1 MiB] */
-    uint32_t stall_ms;             /* per call, unless the method says so [5000] */
+    uint32_t lookahead_bytes; /* != 0: flow-control probing off and this window for what clients
+                                 send; the window of what they receive is theirs to choose */
+    uint32_t queue_bytes_max; /* per call, unless the method says so [1 MiB] */
+    uint32_t stall_ms;        /* per call, unless the method says so [5000] */
 };
 
 struct rpc_method {
@@ -171,7 +172,8 @@ uint16_t rpc_server_port(const struct rpc_server *server);
  * end. Stable once the server has started. */
 bool rpc_server_service(const struct rpc_server *server, uint32_t index, const char **name_out,
                         size_t *len_out);
-/* Stops accepting: new calls get UNAVAILABLE, live ones go on. rpc_shutdown does it too. */
+/* Stops accepting: new calls get UNAVAILABLE (one that meets the very moment may get CANCELLED),
+ * live ones go on. rpc_shutdown does it too. */
 void rpc_server_drain(struct rpc_server *server);
 
 /* ---- client ----------------------------------------------------------------------------- */
