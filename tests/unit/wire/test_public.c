@@ -278,17 +278,38 @@ static void test_labels_are_bounded_and_without_nul(void **state) {
 static void test_fields_in_pieces_are_merged_as_protobuf_says(void **state) {
     (void)state;
     /* two prompts (the last counts) and two samplings (stop lists are joined, NUL included) */
-    const uint8_t bytes[] = {0x0a, 1,    'm', 0x12, 3, 'o',  'l', 'd', 0x2a, 3, 0x4a, 1, 'x', 0x2a,
-                             7,    0x4a, 2,   'a',  0, 0x4a, 1,   'z', 0x12, 4, 'n',  0, 'e', 'w'};
+    const uint8_t bytes[] = {
+        0x0a, 1,  'm',                                            /* model */
+        0x12, 3,  'o',  'l',  'd',                                /* prompt */
+        0x2a, 29,                                                 /* sampling */
+        0x0d, 0,  0,    0,    0,    0x15, 0,    0,    0x80, 0x3f, /* temperature, top_p */
+        0x18, 5,  0x25, 0,    0,    0,    0,                      /* top_k, min_p */
+        0x3d, 0,  0,    0x80, 0x3f, 0x40, 9,    0x68, 0,   /* repetition_penalty, seed, logprobs */
+        0x4a, 1,  'x',                                     /* stop */
+        0x2a, 7,  0x4a, 2,    'a',  0,    0x4a, 1,    'z', /* sampling: stop, stop */
+        0x12, 4,  'n',  0,    'e',  'w',                   /* prompt */
+    };
     struct public_generate_request out;
     assert_int_equal(read_request((struct bytes){bytes, sizeof bytes}, &out), STATUS_OK);
     assert_int_equal(out.prompt.len, 4);
     assert_memory_equal(out.prompt.data, "n\0ew", 4);
+    assert_true(out.sampling.has_seed && out.sampling.seed == 9 && out.sampling.top_k == 5);
     assert_int_equal(out.sampling.stop_count, 3);
     assert_int_equal(out.sampling.stops[0].len, 1);
     assert_int_equal(out.sampling.stops[1].len, 2);
     assert_memory_equal(out.sampling.stops[1].data, "a", 2);
     assert_memory_equal(out.sampling.stops[2].data, "z", 1);
+}
+
+/* protobuf-c 1.4.1 cannot merge two pieces of a message while a oneof of it is unset in both; no
+ * ordinary writer sends pieces. It must be a refusal, not half a request. */
+static void test_pieces_that_protobuf_c_cannot_merge_are_refused(void **state) {
+    (void)state;
+    const uint8_t bytes[] = {0x0a, 1, 'm', 0x12, 1, 'p',  0x2a, 3,
+                             0x4a, 1, 'x', 0x2a, 3, 0x4a, 1,    'y'};
+    struct public_generate_request out;
+    assert_int_equal(read_request((struct bytes){bytes, sizeof bytes}, &out), STATUS_INVALID);
+    assert_non_null(strstr(sentence, "not a valid baton.v1.GenerateRequest"));
 }
 
 static void test_bytes_that_are_no_request_say_which_message_was_meant(void **state) {
@@ -515,6 +536,7 @@ int main(void) {
         cmocka_unit_test(test_requests_that_lack_something_say_what),
         cmocka_unit_test(test_labels_are_bounded_and_without_nul),
         cmocka_unit_test(test_fields_in_pieces_are_merged_as_protobuf_says),
+        cmocka_unit_test(test_pieces_that_protobuf_c_cannot_merge_are_refused),
         cmocka_unit_test(test_bytes_that_are_no_request_say_which_message_was_meant),
         cmocka_unit_test(test_tokens_written_one_by_one_are_accepted),
         cmocka_unit_test(test_replies_come_back_as_they_were),

@@ -1,0 +1,32 @@
+#!/usr/bin/python3
+"""Streams one answer from a Baton router. Stubs first: ./generate stubs; then PYTHONPATH=stubs ./client.py HOST:PORT PROMPT"""
+import argparse
+import sys
+
+import grpc
+from baton.v1 import inference_pb2 as api, inference_pb2_grpc
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("address", help="gRPC address of a router, host:port")
+parser.add_argument("prompt")
+parser.add_argument("--model", help="default: the first that ListModels names")
+parser.add_argument("--max-tokens", type=int, default=0, help="default: as many as the context allows")
+parser.add_argument("--temperature", type=float, help="0 = greedy; default: the model's own")
+arguments = parser.parse_args()
+
+with grpc.insecure_channel(arguments.address) as channel:
+    inference = inference_pb2_grpc.InferenceStub(channel)
+    try:
+        model = arguments.model or inference.ListModels(api.ListModelsRequest(), timeout=10).models[0].name
+        request = api.GenerateRequest(model=model, prompt=arguments.prompt, max_tokens=arguments.max_tokens)
+        if arguments.temperature is not None:
+            request.sampling.temperature = arguments.temperature
+        for reply in inference.Generate(request, timeout=600):
+            print(reply.text, end="", flush=True)
+        usage = reply.usage
+        print(f"\n[{reply.finish_reason}: {usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
+              f"{usage.completion_tokens} generated, seed {usage.seed}]")
+    except IndexError:
+        sys.exit("no model is served now")
+    except grpc.RpcError as error:
+        sys.exit(f"{error.code().name}: {error.details()}")
