@@ -33,7 +33,7 @@ static inline bool instant_is_never(struct instant at) {
     return at.ns == INT64_MAX;
 }
 static inline struct instant instant_add(struct instant at, struct span by) {
-    if (at.ns == INT64_MAX || by.ns > INT64_MAX - at.ns) {
+    if (at.ns == INT64_MAX || (by.ns > 0 && at.ns > INT64_MAX - by.ns)) {
         return INSTANT_NEVER;
     }
     return (struct instant){at.ns + by.ns};

@@ -22,6 +22,7 @@ static struct {
     pthread_mutex_t lock; /* guards nothing but the wait */
     pthread_cond_t stop;
     watchdog_hook hook;
+    struct clock_observer observer; /* the thread's, once it runs */
     atomic_bool is_running;
     _Atomic uint64_t pauses;
 } watchdog = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -207,9 +208,8 @@ static bool watchdog_judge(struct span advance, struct beat *found) {
 
 static void watchdog_main(struct thread *self, void *arg) {
     (void)arg; /* one watchdog, static */
-    struct clock_observer observer;
-    clock_observer_init(&observer);
-    struct instant before = observer.observed;
+    struct clock_observer *observer = &watchdog.observer;
+    struct instant before = observer->observed;
     while (!thread_stop_asked(self)) {
         struct timespec until =
             clock_to_timespec(instant_add(clock_now(), span_ms(WATCHDOG_TICK_MS)));
@@ -221,8 +221,8 @@ static void watchdog_main(struct thread *self, void *arg) {
         }
         CHECK(pthread_mutex_unlock(&watchdog.lock) == 0);
         thread_beat(&self->beat);
-        struct instant now = clock_observe(&observer);
-        atomic_store_explicit(&watchdog.pauses, observer.pauses, memory_order_relaxed);
+        struct instant now = clock_observe(observer);
+        atomic_store_explicit(&watchdog.pauses, observer->pauses, memory_order_relaxed);
         struct beat found = {.is_registered = false};
         if (watchdog_judge(instant_since(now, before), &found)) {
             watchdog.hook(found.name, found.silent, found.limit);
@@ -236,6 +236,7 @@ enum status watchdog_start(watchdog_hook hook) {
     watchdog.hook = hook != NULL ? hook : watchdog_exit;
     CHECK(pthread_mutex_destroy(&watchdog.lock) == 0);
     thread_sync_init(&watchdog.lock, &watchdog.stop);
+    clock_observer_init(&watchdog.observer);
     struct thread_config config = {
         .name = "watchdog", .fn = watchdog_main, .beat_limit = span_ms(WATCHDOG_LIMIT_MS)};
     enum status status = thread_start(&watchdog.thread, &config);
