@@ -1,0 +1,700 @@
+/* The engine against golden answers, against itself in every other batch, chunk, page map and
+ * thread count (bit for bit), and against plans that are wrong. */
+#include "engine/engine.h"
+
+#include "base/prng.h"
+#include "engine/forward.h"
+#include "engine/team.h"
+#include "unit/engine/driver.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+static const char *const backends[] = {"c", "avx2"};
+
+/* ---- golden answers ---- */
+
+struct golden {
+    uint32_t prompt[256];
+    uint32_t prompt_count;
+    uint32_t greedy[256];
+    uint32_t greedy_count;
+    double logits[1024];
+    uint32_t logit_count;
+};
+
+static uint32_t read_ids(json_t *array, uint32_t *to, uint32_t cap) {
+    uint32_t count = (uint32_t)json_array_size(array);
+    assert_true(count > 0 && count <= cap);
+    for (uint32_t i = 0; i < count; i++) {
+        to[i] = (uint32_t)json_integer_value(json_array_get(array, i));
+    }
+    return count;
+}
+
+static void golden_read(json_t *entry, struct golden *golden) {
+    golden->prompt_count = read_ids(json_object_get(entry, "prompt_ids"), golden->prompt, 256);
+    golden->greedy_count = read_ids(json_object_get(entry, "greedy_ids"), golden->greedy, 256);
+    json_t *logits = json_object_get(entry, "last_prompt_logits_f64");
+    golden->logit_count = (uint32_t)json_array_size(logits);
+    assert_true(golden->logit_count > 0 && golden->logit_count <= 1024);
+    for (uint32_t i = 0; i < golden->logit_count; i++) {
+        golden->logits[i] = json_number_value(json_array_get(logits, i));
+    }
+}
+
+static json_t *golden_file(const char *name) {
+    char path[512];
+    (void)snprintf(path, sizeof(path), "%s/tests/data/golden/%s", BATON_SOURCE_DIR, name);
+    json_error_t error;
+    json_t *file = json_load_file(path, 0, &error);
+    if (file == NULL) {
+        fail_msg("%s: %s", path, error.text);
+    }
+    return file;
+}
+
+static void no_layer(void *context, uint32_t layer) {
+    (void)context;
+    (void)layer;
+}
+
+/* Largest difference between the logits after the prompt and the float64 ones. */
+static double logits_error(const struct model *model, const struct golden *golden) {
+    struct kv_layout *layout = calloc(1, sizeof(*layout));
+    assert_non_null(layout);
+    assert_int_equal(model_layout(model, 16, layout), STATUS_OK);
+    unsigned char *kv = NULL;
+    assert_int_equal(posix_memalign((void **)&kv, 64, (size_t)layout->page_bytes * 16), 0);
+    memset(kv, 0xff, (size_t)layout->page_bytes * 16);
+    struct team *team = NULL;
+    assert_int_equal(team_create(1, &team), STATUS_OK);
+    struct forward *forward = forward_create(&(struct forward_config){.model = model,
+                                                                      .layout = layout,
+                                                                      .kv = kv,
+                                                                      .team = team,
+                                                                      .rows_max = 1,
+                                                                      .tokens_max = 256});
+    uint32_t pages[16];
+    for (uint32_t i = 0; i < 16; i++) {
+        pages[i] = 15 - i;
+    }
+    struct plan_row row = {
+        .token_count = golden->prompt_count, .page_count = 16, .is_sampled = true};
+    struct forward_input input = {
+        .rows = &row, .row_count = 1, .tokens = golden->prompt, .pages = pages};
+    forward_run(forward, &input, no_layer, NULL);
+    assert_int_equal(golden->logit_count, model_info(model)->vocab_count);
+    double worst = 0;
+    const float *logits = forward_logits(forward, 0);
+    for (uint32_t i = 0; i < golden->logit_count; i++) {
+        double error = fabs((double)logits[i] - golden->logits[i]);
+        worst = error > worst || isnan(error) ? error : worst;
+    }
+    forward_destroy(forward);
+    team_destroy(team);
+    free(kv);
+    free(layout);
+    return worst;
+}
+
+static void check_golden(const struct model *model, json_t *entries, double tolerance) {
+    static struct sequence sequence;
+    static struct batch batch;
+    struct driver driver;
+    driver_open(
+        &driver,
+        &(struct driver_config){
+            .model = model, .page_tokens = 16, .page_count = 32, .threads = 1, .tokens_max = 256});
+    size_t index;
+    json_t *entry;
+    json_array_foreach(entries, index, entry) {
+        struct golden golden;
+        golden_read(entry, &golden);
+        double error = logits_error(model, &golden);
+        if (!(error <= tolerance)) {
+            fail_msg("prompt %zu: a logit is off by %g, tolerance %g", index, error, tolerance);
+        }
+        uint32_t pages[32];
+        for (uint32_t i = 0; i < 32; i++) {
+            pages[i] = (i * 7 + (uint32_t)index) % 32;
+        }
+        sequence_init(&sequence, golden.prompt, golden.prompt_count, pages, 32);
+        while (sequence.token_count < golden.prompt_count + golden.greedy_count) {
+            batch_clear(&batch);
+            batch_add(&batch, &sequence, sequence.token_count - sequence.computed);
+            batch_run(&driver, &batch);
+        }
+        assert_memory_equal(sequence.tokens + golden.prompt_count, golden.greedy,
+                            golden.greedy_count * sizeof(uint32_t));
+    }
+    assert_true(index > 0);
+    driver_close(&driver);
+}
+
+static void test_a_real_model_writes_the_reference_stories(void **state) {
+    (void)state;
+    json_t *file = golden_file("stories260k.json");
+    json_t *entries = json_is_array(file) ? file : json_object_get(file, "cases");
+    assert_true(json_array_size(entries) >= 5);
+    for (size_t i = 0; i < 2; i++) {
+        struct model *model = driver_model("models/stories260k", backends[i]);
+        if (model != NULL) {
+            /* Logits reach 20; float32 through five layers leaves an error near 1e-5. */
+            check_golden(model, entries, 1e-4);
+            model_destroy(model);
+        }
+    }
+    json_decref(file);
+}
+
+static void test_tiny_models_answer_as_the_float64_reference(void **state) {
+    (void)state;
+    json_t *file = golden_file("engine/engine.json");
+    for (size_t i = 0; i < 2; i++) {
+        struct model *model = driver_model("golden/engine/untied_f32", backends[i]);
+        if (model != NULL) {
+            check_golden(model, json_object_get(file, "untied_f32"), 1e-4);
+            model_destroy(model);
+        }
+        model = driver_model("golden/engine/gqa_bf16", backends[i]);
+        if (model != NULL) {
+            /* A K or V that lies on a rounding border of bf16 may fall on the other side: one part
+             * in 256 of one value. */
+            check_golden(model, json_object_get(file, "gqa_bf16"), 2e-2);
+            model_destroy(model);
+        }
+    }
+    json_decref(file);
+}
+
+/* ---- the same bits, always ---- */
+
+#define PAGES  400u
+#define LENGTH 150u
+
+static uint32_t draw_prompt(struct prng *prng, uint32_t vocab, uint32_t *prompt) {
+    uint32_t count = 1 + prng_below(prng, LENGTH);
+    for (uint32_t i = 0; i < count; i++) {
+        prompt[i] = prng_below(prng, vocab);
+    }
+    return count;
+}
+
+/* Pages of one sequence out of a shuffled pool. */
+struct page_pool {
+    uint32_t pages[PAGES];
+    uint32_t taken;
+};
+static void pool_shuffle(struct page_pool *pool, struct prng *prng) {
+    for (uint32_t i = 0; i < PAGES; i++) {
+        pool->pages[i] = i;
+    }
+    for (uint32_t i = PAGES; i > 1; i--) {
+        uint32_t j = prng_below(prng, i);
+        uint32_t swap = pool->pages[i - 1];
+        pool->pages[i - 1] = pool->pages[j];
+        pool->pages[j] = swap;
+    }
+    pool->taken = 0;
+}
+static const uint32_t *pool_take(struct page_pool *pool, uint32_t count) {
+    assert_true(pool->taken + count <= PAGES);
+    pool->taken += count;
+    return pool->pages + pool->taken - count;
+}
+
+/* All KV of a sequence, component by component, token by token. */
+static uint64_t kv_hash(struct driver *driver, const struct sequence *sequence) {
+    const struct kv_layout *layout = driver->layout;
+    const unsigned char *base = engine_kv_base(driver->engine);
+    uint64_t hash = 0;
+    for (uint32_t c = 0; c < layout->component_count; c++) {
+        for (uint32_t t = 0; t < sequence->computed; t++) {
+            const unsigned char *row =
+                base + layout_row_offset(layout, sequence->pages[t / layout->page_tokens], c,
+                                         t % layout->page_tokens);
+            for (uint32_t i = 0; i < layout->components[c].row_bytes; i += 4) {
+                uint32_t word;
+                memcpy(&word, row + i, 4);
+                hash = mix64(hash ^ word) + t;
+            }
+        }
+    }
+    return hash;
+}
+
+#define SEQUENCES 12u
+#define OUTPUT    6u
+
+struct outcome {
+    uint32_t tokens[LENGTH + OUTPUT];
+    float logprobs[OUTPUT];
+    uint64_t kv;
+};
+
+struct prompt {
+    uint32_t tokens[LENGTH];
+    uint32_t count;
+    struct sampling sampling;
+};
+
+/* Runs all prompts to the end: `rows` at a time at most, in chunks drawn up to chunk_max. */
+static void run_all(struct driver *driver, const struct prompt *prompts, uint32_t rows,
+                    uint32_t chunk_max, struct prng *prng, struct outcome *outcomes) {
+    static struct sequence sequences[SEQUENCES];
+    static struct batch batch;
+    struct page_pool pool;
+    pool_shuffle(&pool, prng);
+    uint32_t page_tokens = driver->layout->page_tokens;
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        uint32_t pages = (prompts[s].count + OUTPUT + page_tokens - 1) / page_tokens;
+        sequence_init(&sequences[s], prompts[s].tokens, prompts[s].count, pool_take(&pool, pages),
+                      pages);
+        sequences[s].sampling = prompts[s].sampling;
+    }
+    bool is_done = false;
+    while (!is_done) {
+        batch_clear(&batch);
+        is_done = true;
+        uint32_t start = prng_below(prng, SEQUENCES);
+        for (uint32_t i = 0; i < SEQUENCES; i++) {
+            struct sequence *sequence = &sequences[(start + i) % SEQUENCES];
+            if (sequence->token_count == sequence->prompt_count + OUTPUT) {
+                continue;
+            }
+            is_done = false;
+            if (batch.row_count < rows) {
+                uint32_t left = sequence->token_count - sequence->computed;
+                uint32_t most = left < chunk_max ? left : chunk_max;
+                batch_add(&batch, sequence, 1 + prng_below(prng, most));
+            }
+        }
+        if (is_done) {
+            break;
+        }
+        batch_run(driver, &batch);
+        for (uint32_t i = 0; i < batch.row_count; i++) {
+            struct sequence *sequence = batch.sequences[i];
+            if (batch.rows[i].is_sampled) {
+                uint32_t index = sequence->token_count - sequence->prompt_count - 1;
+                outcomes[sequence - sequences].logprobs[index] = sequence->logprob;
+            }
+        }
+    }
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        memcpy(outcomes[s].tokens, sequences[s].tokens,
+               sequences[s].token_count * sizeof(uint32_t));
+        outcomes[s].kv = kv_hash(driver, &sequences[s]);
+        for (uint32_t i = 0; i < sequences[s].page_count;
+             i++) { /* whoever reads it next is caught */
+            engine_poison_page(driver->engine, sequences[s].pages[i]);
+        }
+    }
+}
+
+static void check_invariance(const char *path, const char *backend) {
+    struct model *model = driver_model(path, backend);
+    if (model == NULL) {
+        return;
+    }
+    static struct outcome expected[SEQUENCES];
+    static struct outcome found[SEQUENCES];
+    static struct prompt prompts[SEQUENCES];
+    /* One row at a time in whole prompts; then every other way of cutting the same work. */
+    static const struct {
+        uint32_t threads;
+        uint32_t rows;
+        uint32_t chunk;
+        uint32_t page_tokens;
+    } ways[] = {{1, 1, LENGTH, 16},
+                {1, 1, 1, 16},
+                {1, SEQUENCES, 7, 16},
+                {1, 5, 40, 8},
+                {1, SEQUENCES, LENGTH, 64},
+                {2, 1, LENGTH, 16},
+                {2, SEQUENCES, 33, 24},
+                {3, SEQUENCES, LENGTH, 16},
+                {4, 3, 1, 16}};
+    for (uint64_t round = 0; round < 2; round++) {
+        struct prng data = {round + 1};
+        for (uint32_t s = 0; s < SEQUENCES; s++) {
+            prompts[s].count =
+                draw_prompt(&data, model_info(model)->vocab_count, prompts[s].tokens);
+            prompts[s].sampling = driver_greedy;
+            prompts[s].sampling.temperature = s % 3 == 0 ? 0.0f : 0.9f;
+            prompts[s].sampling.seed = s;
+            prompts[s].sampling.top_k = s % 4 == 1 ? 40 : -1;
+            prompts[s].sampling.top_p = s % 4 == 2 ? 0.9f : 1.0f;
+            prompts[s].sampling.presence_penalty = s % 5 == 1 ? 0.5f : 0.0f;
+        }
+        for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+            struct prng prng = {round * 100 + w};
+            struct driver driver;
+            driver_open(&driver, &(struct driver_config){.model = model,
+                                                         .page_tokens = ways[w].page_tokens,
+                                                         .page_count = PAGES,
+                                                         .threads = ways[w].threads,
+                                                         .tokens_max = SEQUENCES * LENGTH});
+            memset(found, 0, sizeof(found));
+            run_all(&driver, prompts, ways[w].rows, ways[w].chunk, &prng,
+                    w == 0 ? memset(expected, 0, sizeof(expected)) : found);
+            for (uint32_t s = 0; w > 0 && s < SEQUENCES; s++) {
+                if (memcmp(&expected[s], &found[s], sizeof(found[s])) != 0) {
+                    fail_msg("%s/%s: sequence %u of round %u differs when run with %u threads, "
+                             "%u rows, chunks to %u, pages of %u",
+                             path, backend, s, (uint32_t)round, ways[w].threads, ways[w].rows,
+                             ways[w].chunk, ways[w].page_tokens);
+                }
+            }
+            driver_close(&driver);
+        }
+    }
+    model_destroy(model);
+}
+
+static void test_f32_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
+    (void)state;
+    check_invariance("models/stories260k", "avx2");
+    check_invariance("golden/engine/untied_f32", "c");
+}
+
+static void test_bf16_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
+    (void)state;
+    check_invariance("golden/engine/gqa_bf16", "avx2");
+    check_invariance("golden/engine/gqa_bf16", "c");
+}
+
+static void test_a_sequence_keeps_its_bits_among_eighty(void **state) {
+    (void)state;
+    static struct sequence sequences[80];
+    static struct batch batch;
+    struct model *model = driver_model("models/stories260k", NULL);
+    struct driver driver;
+    driver_open(&driver, &(struct driver_config){.model = model,
+                                                 .page_tokens = 16,
+                                                 .page_count = PAGES,
+                                                 .threads = 2,
+                                                 .tokens_max = 80 * 40});
+    struct page_pool pool;
+    struct prng prng = {5};
+    pool_shuffle(&pool, &prng);
+    for (uint32_t s = 0; s < 80; s++) { /* sequence 0 and sequence 79 are the same */
+        uint32_t prompt[40];
+        struct prng data = {s % 79};
+        for (uint32_t i = 0; i < 40; i++) {
+            prompt[i] = prng_below(&data, 512);
+        }
+        sequence_init(&sequences[s], prompt, 40, pool_take(&pool, 4), 4);
+    }
+    for (uint32_t step = 0; step < 20; step++) { /* 0 alone */
+        batch_clear(&batch);
+        batch_add(&batch, &sequences[0], sequences[0].token_count - sequences[0].computed);
+        batch_run(&driver, &batch);
+    }
+    for (uint32_t step = 0; step < 20; step++) { /* the others together */
+        batch_clear(&batch);
+        for (uint32_t s = 1; s < 80; s++) {
+            batch_add(&batch, &sequences[s], sequences[s].token_count - sequences[s].computed);
+        }
+        batch_run(&driver, &batch);
+    }
+    assert_memory_equal(sequences[0].tokens, sequences[79].tokens, 60 * sizeof(uint32_t));
+    assert_true(sequences[0].logprob == sequences[79].logprob);
+    assert_int_equal(kv_hash(&driver, &sequences[0]), kv_hash(&driver, &sequences[79]));
+    driver_close(&driver);
+    model_destroy(model);
+}
+
+static void test_copied_pages_continue_with_the_same_tokens(void **state) {
+    (void)state;
+    static struct sequence here;
+    static struct sequence there;
+    static struct batch batch;
+    struct model *model = driver_model("golden/engine/gqa_bf16", NULL);
+    struct driver prefill;
+    struct driver decode;
+    struct driver_config config = {
+        .model = model, .page_tokens = 16, .page_count = 16, .threads = 1, .tokens_max = 128};
+    driver_open(&prefill, &config);
+    config.page_tokens = 8; /* page sizes are each worker's own */
+    config.page_count = 32;
+    driver_open(&decode, &config);
+    uint32_t prompt[50];
+    struct prng data = {77};
+    for (uint32_t i = 0; i < 50; i++) {
+        prompt[i] = prng_below(&data, 261);
+    }
+    static const uint32_t few[] = {3, 9, 0, 12, 5};
+    static const uint32_t many[] = {31, 0, 30, 1, 29, 2, 28, 3, 27};
+    sequence_init(&here, prompt, 50, few, 5);
+    batch_clear(&batch);
+    batch_add(&batch, &here, 50);
+    batch_run(&prefill, &batch);
+    for (uint32_t c = 0; c < prefill.layout->component_count; c++) {
+        for (uint32_t t = 0; t < 50; t++) {
+            memcpy(engine_kv_base(decode.engine) +
+                       layout_row_offset(decode.layout, many[t / 8], c, t % 8),
+                   engine_kv_base(prefill.engine) +
+                       layout_row_offset(prefill.layout, few[t / 16], c, t % 16),
+                   prefill.layout->components[c].row_bytes);
+        }
+    }
+    sequence_init(&there, here.tokens, 51, many, 9);
+    there.prompt_count = 50;
+    there.computed = 50;
+    for (uint32_t i = 0; i < 20; i++) {
+        batch_clear(&batch);
+        batch_add(&batch, &there, 1);
+        batch_run(&decode, &batch);
+        batch_clear(&batch);
+        batch_add(&batch, &here, 1);
+        batch_run(&prefill, &batch);
+    }
+    assert_memory_equal(here.tokens, there.tokens, 71 * sizeof(uint32_t));
+    assert_true(here.logprob == there.logprob);
+    driver_close(&prefill);
+    driver_close(&decode);
+    model_destroy(model);
+}
+
+/* ---- plans ---- */
+
+struct small {
+    struct model *model;
+    struct driver driver;
+    struct sampling sampling;
+    struct plan_row row;
+    uint32_t tokens[4];
+    uint32_t pages[2];
+    struct step_plan plan;
+};
+
+static void small_open(struct small *small, struct span delay) {
+    small->model = driver_model("models/stories260k", NULL);
+    driver_open(&small->driver, &(struct driver_config){.model = small->model,
+                                                        .page_tokens = 16,
+                                                        .page_count = 4,
+                                                        .threads = 1,
+                                                        .tokens_max = 128,
+                                                        .delay = delay});
+    small->sampling = driver_greedy;
+    small->tokens[0] = 1;
+    small->tokens[1] = 403;
+    small->tokens[2] = 407;
+    small->tokens[3] = 261;
+    small->pages[0] = 2;
+    small->pages[1] = 0;
+    small->row = (struct plan_row){.entry = 42,
+                                   .token_count = 4,
+                                   .page_count = 2,
+                                   .is_sampled = true,
+                                   .output_first = 4,
+                                   .sampling = &small->sampling};
+    small->plan = (struct step_plan){.row_count = 1,
+                                     .token_count = 4,
+                                     .page_count = 2,
+                                     .rows = &small->row,
+                                     .tokens = small->tokens,
+                                     .pages = small->pages};
+}
+static void small_close(struct small *small) {
+    driver_close(&small->driver);
+    model_destroy(small->model);
+}
+
+static void expect_refusal(struct small *small, enum status status) {
+    uint64_t bytes = engine_kv_bytes(small->driver.engine);
+    const unsigned char *kv = engine_kv_base(small->driver.engine);
+    driver_step(&small->driver, &small->plan);
+    assert_int_equal(small->driver.status, status);
+    assert_false(small->driver.results[0].is_valid);
+    assert_int_equal(small->driver.layer_count, 0);
+    for (uint64_t i = 0; i < bytes; i++) {
+        assert_int_equal(kv[i], 0xff); /* nothing was written */
+    }
+}
+
+static void test_a_plan_out_of_range_fails_and_writes_nothing(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, (struct span){0});
+    struct plan_row good = s.row;
+    s.plan.wants_layers = true;
+    s.tokens[2] = 512;
+    expect_refusal(&s, STATUS_RANGE);
+    s.tokens[2] = UINT32_MAX;
+    expect_refusal(&s, STATUS_RANGE);
+    s.tokens[2] = 407;
+    s.pages[1] = 4;
+    expect_refusal(&s, STATUS_RANGE);
+    s.pages[1] = UINT32_MAX;
+    expect_refusal(&s, STATUS_RANGE);
+    s.pages[1] = 0;
+    static const struct {
+        size_t offset;
+        uint32_t value;
+    } wrong[] = {{offsetof(struct plan_row, position), 29},
+                 {offsetof(struct plan_row, position), 509},
+                 {offsetof(struct plan_row, position), UINT32_MAX},
+                 {offsetof(struct plan_row, token_count), 0},
+                 {offsetof(struct plan_row, token_count), 5},
+                 {offsetof(struct plan_row, token_count), UINT32_MAX},
+                 {offsetof(struct plan_row, token_first), 1},
+                 {offsetof(struct plan_row, token_first), UINT32_MAX},
+                 {offsetof(struct plan_row, page_first), 1},
+                 {offsetof(struct plan_row, page_first), UINT32_MAX},
+                 {offsetof(struct plan_row, page_count), 0},
+                 {offsetof(struct plan_row, page_count), UINT32_MAX},
+                 {offsetof(struct plan_row, output_first), 5}};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        s.row = good;
+        memcpy((unsigned char *)&s.row + wrong[i].offset, &wrong[i].value, sizeof(uint32_t));
+        expect_refusal(&s, STATUS_RANGE);
+    }
+    s.row = good;
+    s.row.sampling = NULL;
+    expect_refusal(&s, STATUS_INVALID);
+    s.row = good;
+    s.sampling.presence_penalty = 1.0f;
+    expect_refusal(&s, STATUS_INVALID); /* penalties without a history */
+    s.sampling.presence_penalty = 0.0f;
+    s.sampling.bias_count = SAMPLING_BIAS_MAX + 1;
+    expect_refusal(&s, STATUS_RANGE);
+    s.sampling.bias_count = 0;
+    driver_step(&s.driver, &s.plan); /* and the engine still works */
+    assert_int_equal(s.driver.status, STATUS_OK);
+    assert_true(s.driver.results[0].is_valid);
+    small_close(&s);
+}
+
+static void test_a_step_without_rows_ends_like_any_other(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, (struct span){0});
+    s.plan = (struct step_plan){0};
+    driver_step(&s.driver, &s.plan);
+    assert_int_equal(s.driver.status, STATUS_OK);
+    small_close(&s);
+}
+
+static void test_layers_are_reported_in_order_only_if_the_plan_wants_them(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, (struct span){0});
+    driver_step(&s.driver, &s.plan);
+    assert_int_equal(s.driver.layer_count, 0);
+    s.plan.wants_layers = true;
+    s.row.is_sampled = false;
+    driver_step(&s.driver, &s.plan);
+    assert_int_equal(s.driver.layer_count, 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(s.driver.layers[i], i);
+    }
+    assert_false(s.driver.results[0].is_valid); /* nothing was to be sampled */
+    small_close(&s);
+}
+
+static void test_a_read_of_a_poisoned_page_is_reported_as_invalid(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, (struct span){0});
+    s.row.position = 16; /* positions 0 to 15 were never computed: page 2 is poison */
+    s.row.output_first = 20;
+    driver_step(&s.driver, &s.plan);
+    assert_int_equal(s.driver.status, STATUS_OK);
+    assert_false(s.driver.results[0].is_valid);
+    small_close(&s);
+}
+
+static void test_a_delayed_step_takes_at_least_its_delay(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, span_ms(30));
+    driver_step(&s.driver, &s.plan);
+    assert_true(s.driver.elapsed.ns >= span_ms(30).ns);
+    small_close(&s);
+}
+
+static void test_destroying_an_engine_lets_the_outstanding_step_end(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, span_ms(30));
+    s.plan.number = ++s.driver.number;
+    engine_submit(s.driver.engine, &s.plan);
+    engine_destroy(s.driver.engine);
+    assert_int_equal(s.driver.ends, 1);
+    assert_int_equal(s.driver.status, STATUS_OK);
+    s.driver.engine = NULL;
+    small_close(&s);
+}
+
+static void never_called(void *context, uint64_t step, enum status status,
+                         const struct step_result *results, uint32_t count, struct span elapsed) {
+    (void)context;
+    (void)step;
+    (void)status;
+    (void)results;
+    (void)count;
+    (void)elapsed;
+    fail();
+}
+
+static void test_an_engine_refuses_a_configuration_that_cannot_work(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, (struct span){0});
+    struct model *other = driver_model("golden/engine/gqa_bf16", NULL);
+    struct engine_config good = {.model = s.model,
+                                 .layout = s.driver.layout,
+                                 .page_count = 1,
+                                 .threads = 1,
+                                 .rows_max = 1,
+                                 .tokens_max = 1,
+                                 .on_step = never_called};
+    for (int i = 0; i < 7; i++) {
+        struct engine_config config = good;
+        struct engine *engine = NULL;
+        char text[512];
+        struct writer error;
+        writer_init(&error, text, sizeof(text));
+        config.page_count = i == 0 ? 0 : 1;
+        config.threads = i == 1 ? 0 : i == 2 ? ENGINE_THREADS_MAX + 1 : 1;
+        config.rows_max = i == 3 ? 0 : i == 4 ? 2 : 1;
+        config.model = i == 5 ? other : s.model;
+        config.on_step = i == 6 ? NULL : good.on_step;
+        assert_int_equal(engine_create(&config, &error, &engine),
+                         i < 5 ? STATUS_RANGE : STATUS_INVALID);
+        assert_true(error.len > 20);
+        assert_null(engine);
+    }
+    model_destroy(other);
+    small_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_real_model_writes_the_reference_stories),
+        cmocka_unit_test(test_tiny_models_answer_as_the_float64_reference),
+        cmocka_unit_test(test_f32_bits_do_not_depend_on_batch_chunk_page_or_thread),
+        cmocka_unit_test(test_bf16_bits_do_not_depend_on_batch_chunk_page_or_thread),
+        cmocka_unit_test(test_a_sequence_keeps_its_bits_among_eighty),
+        cmocka_unit_test(test_copied_pages_continue_with_the_same_tokens),
+        cmocka_unit_test(test_a_plan_out_of_range_fails_and_writes_nothing),
+        cmocka_unit_test(test_a_step_without_rows_ends_like_any_other),
+        cmocka_unit_test(test_layers_are_reported_in_order_only_if_the_plan_wants_them),
+        cmocka_unit_test(test_a_read_of_a_poisoned_page_is_reported_as_invalid),
+        cmocka_unit_test(test_a_delayed_step_takes_at_least_its_delay),
+        cmocka_unit_test(test_destroying_an_engine_lets_the_outstanding_step_end),
+        cmocka_unit_test(test_an_engine_refuses_a_configuration_that_cannot_work),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
