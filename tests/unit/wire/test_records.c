@@ -1,5 +1,6 @@
 #include "wire/worker.h"
 
+#include "baton/v1/registry.pb-c.h"
 #include "unit/wire/support.h"
 
 static struct wire_buffer buffer;
@@ -105,6 +106,29 @@ static void test_records_without_what_makes_them_one_are_not_written(void **stat
     random_router(&prng, &router);
     router.id[0] = '\0';
     assert_int_equal(router_record_encode(&router, &buffer), STATUS_INVALID);
+}
+
+static void test_records_with_numbers_out_of_range_are_corrupt(void **state) {
+    (void)state;
+    static uint8_t text[] = "x";
+    Baton__Registry__V1__WorkerRecord raw = BATON__REGISTRY__V1__WORKER_RECORD__INIT;
+    raw.incarnation = 1;
+    raw.role = ROLE_DECODE;
+    raw.id = raw.address = (ProtobufCBinaryData){1, text};
+    raw.kv_port = UINT16_MAX;
+    uint8_t bytes[128];
+    struct worker_record out;
+    size_t len = baton__registry__v1__worker_record__pack(&raw, bytes);
+    assert_int_equal(worker_record_decode((struct bytes){bytes, len}, &arena, &out), STATUS_OK);
+    raw.kv_port = UINT16_MAX + 1;
+    len = baton__registry__v1__worker_record__pack(&raw, bytes);
+    assert_int_equal(worker_record_decode((struct bytes){bytes, len}, &arena, &out),
+                     STATUS_CORRUPT);
+    raw.kv_port = 1;
+    raw.role = ROLE_DECODE + 1;
+    len = baton__registry__v1__worker_record__pack(&raw, bytes);
+    assert_int_equal(worker_record_decode((struct bytes){bytes, len}, &arena, &out),
+                     STATUS_CORRUPT);
 }
 
 static void test_empty_records_are_corrupt(void **state) {
@@ -219,6 +243,12 @@ static void test_chunks_that_do_not_fit_their_file_are_not_written(void **state)
     assert_int_equal(file_chunk_encode(&missing, &buffer), STATUS_OK);
     assert_int_equal(file_chunk_decode(wire_buffer_bytes(&buffer), &arena, &out), STATUS_OK);
     assert_true(out.is_missing && out.is_last);
+    missing.total_bytes = 3;
+    missing.data = (struct bytes){data, 3};
+    assert_int_equal(file_chunk_encode(&missing, &buffer), STATUS_INVALID);
+    missing.data.len = 0;
+    missing.is_last = false;
+    assert_int_equal(file_chunk_encode(&missing, &buffer), STATUS_INVALID);
     struct file_chunk chunk = {
         .name = "x.json", .total_bytes = 10, .offset = 5, .data = {data, 5}, .is_last = true};
     assert_int_equal(file_chunk_encode(&chunk, &buffer), STATUS_OK);
@@ -228,6 +258,8 @@ static void test_chunks_that_do_not_fit_their_file_are_not_written(void **state)
     chunk.data.len = 6;
     assert_int_equal(file_chunk_encode(&chunk, &buffer), STATUS_INVALID);
     chunk.offset = UINT64_MAX;
+    assert_int_equal(file_chunk_encode(&chunk, &buffer), STATUS_INVALID);
+    chunk.is_last = false; /* past the end, and not the last either */
     assert_int_equal(file_chunk_encode(&chunk, &buffer), STATUS_INVALID);
     chunk = (struct file_chunk){
         .name = "x.json", .total_bytes = sizeof data, .data = {data, sizeof data}, .is_last = true};
@@ -263,6 +295,7 @@ int main(void) {
         cmocka_unit_test(test_worker_records_come_back_as_they_were),
         cmocka_unit_test(test_router_records_come_back_as_they_were),
         cmocka_unit_test(test_records_without_what_makes_them_one_are_not_written),
+        cmocka_unit_test(test_records_with_numbers_out_of_range_are_corrupt),
         cmocka_unit_test(test_empty_records_are_corrupt),
         cmocka_unit_test(test_cut_and_bent_records_are_refused_or_records),
         cmocka_unit_test(test_chunks_come_back_as_they_were),
