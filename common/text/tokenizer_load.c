@@ -16,9 +16,10 @@
 
 #define GPT2_PATTERN                                                                               \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define STEP_TEXT_BYTES_MAX 64u
-#define STRIP_COUNT_MAX     16
-#define PATH_BYTES_MAX      4096
+#define STEP_TEXT_BYTES_MAX  64u
+#define NORMALIZED_BYTES_MAX (4 * TOKENIZER_ADDED_BYTES_MAX)
+#define STRIP_COUNT_MAX      16
+#define PATH_BYTES_MAX       4096
 
 struct loader {
     struct tokenizer *tokenizer;
@@ -716,10 +717,11 @@ static enum status put_normalized(struct loader *loader, struct added_lists *lis
     if (status != STATUS_OK) {
         return no_memory(loader);
     }
-    if (made.len == 0) {
-        return text_refuse(loader->error, STATUS_CORRUPT,
-                           "the added token \"%.*s\" is empty once normalized", text_shown(text),
-                           (const char *)text.data);
+    if (made.len == 0 || made.len > NORMALIZED_BYTES_MAX) {
+        return text_refuse(loader->error, STATUS_RANGE,
+                           "the added token \"%.*s\" has %zu bytes once normalized, not 1 to %u",
+                           text_shown(text), (const char *)text.data, made.len,
+                           NORMALIZED_BYTES_MAX);
     }
     lists->normalized_ids[lists->normalized_count] = id;
     status = keep(loader, made, &lists->normalized[lists->normalized_count]);
@@ -981,6 +983,18 @@ static enum status load_strip(struct loader *loader, json_t *step) {
     return STATUS_OK;
 }
 
+/* One that makes texts longer could, repeated, make a small file fill the memory. */
+static enum status load_decoder_replace(struct loader *loader, json_t *step,
+                                        struct decoder_plan *plan) {
+    struct normal *out = &plan->replaces[plan->replace_count++];
+    enum status status = load_replace(loader, step, "the Replace decoder", out);
+    if (status == STATUS_OK && out->to.len > out->from.len) {
+        status = text_refuse(loader->error, STATUS_UNSUPPORTED,
+                             "the Replace decoder makes texts longer, which is not supported");
+    }
+    return status;
+}
+
 static enum status load_decoder(struct loader *loader, json_t *object, struct decoder_plan *plan) {
     struct tokenizer *tokenizer = loader->tokenizer;
     struct steps steps;
@@ -1013,8 +1027,7 @@ static enum status load_decoder(struct loader *loader, json_t *object, struct de
         }
         stage = kind;
         if (kind == 0) {
-            status = load_replace(loader, step, "the Replace decoder",
-                                  &plan->replaces[plan->replace_count++]);
+            status = load_decoder_replace(loader, step, plan);
         } else if (kind == 1) {
             tokenizer->has_byte_fallback_decoder = true;
         } else if (kind == 2) {

@@ -81,6 +81,8 @@ static void test_what_is_not_served_is_refused_by_name(void **state) {
          "the decoder is of type \"WordPiece\", which is not supported"},
         {STORIES, "decoder", "null",
          "there is no decoder (tokens joined by spaces), which is not supported"},
+        {STORIES, "decoder.decoders.0.content", "\"four\"",
+         "the Replace decoder makes texts longer, which is not supported"},
         {STORIES, "decoder.decoders.3.stop", "1",
          "the Strip decoder takes away something else than up to 16 characters at the start, which "
          "is not supported"},
@@ -181,6 +183,12 @@ static void test_files_that_contradict_themselves_are_refused_with_the_place(voi
          "the template's \"single\" does not have the sequence A exactly once"},
         {STORIES, "normalizer.normalizers.0.prepend", "3", STATUS_CORRUPT,
          "the Prepend normalizer: \"prepend\" is missing or not a string"},
+        {STORIES, "normalizer",
+         "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"<"
+         "s>\"},"
+         "\"content\":\"\"}]}",
+         STATUS_OK, ""},
+        {STORIES, "added_tokens.1.normalized", "true", STATUS_OK, ""},
         {STORIES, "model.fuse_unk", "true", STATUS_OK, ""},
         {BYTELEVEL, "pre_tokenizer.pretokenizers.0.pattern", "{\"Regex\":\"(a\"}", STATUS_CORRUPT,
          "the split pattern does not compile: missing closing parenthesis"},
@@ -216,6 +224,36 @@ static void test_a_vocabulary_with_a_hole_in_its_bytes_is_refused(void **state) 
         assert_int_equal(json_array_clear(json_object_get(model, "merges")), 0);
         writer_init(&error, memory, sizeof memory);
         assert_int_equal(load(json, &tokenizer, &error), STATUS_CORRUPT);
+        assert_text(written(&error), bytes_of(rows[i].sentence));
+        json_decref(json);
+    }
+}
+
+static void test_an_added_token_that_normalizes_to_nothing_or_to_much_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *content, *sentence;
+    } rows[] = {
+        {"", "the added token \"<s>\" has 0 bytes once normalized, not 1 to 1024"},
+        {"<s><s><s><s><s><s><s><s>",
+         "the added token \"<s>\" has 1536 bytes once normalized, not 1 to 1024"},
+    };
+    for (size_t i = 0; i < 2; i++) {
+        char step[256];
+        char value[1024];
+        char memory[512];
+        json_t *json = data_json(STORIES "/tokenizer.json");
+        struct writer error;
+        struct tokenizer *tokenizer = NULL;
+        (void)snprintf(step, sizeof step,
+                       "{\"type\":\"Replace\",\"pattern\":{\"String\":\"<s>\"},\"content\":\"%s\"}",
+                       rows[i].content);
+        (void)snprintf(value, sizeof value, "{\"type\":\"Sequence\",\"normalizers\":[%s,%s,%s]}",
+                       step, step, step);
+        json_set_path(json, "normalizer", value);
+        json_set_path(json, "added_tokens.1.normalized", "true");
+        writer_init(&error, memory, sizeof memory);
+        assert_int_equal(load(json, &tokenizer, &error), STATUS_RANGE);
         assert_text(written(&error), bytes_of(rows[i].sentence));
         json_decref(json);
     }
@@ -449,6 +487,7 @@ int main(void) {
         cmocka_unit_test(test_patterns_that_mean_something_else_in_pcre_are_refused_by_name),
         cmocka_unit_test(test_files_that_contradict_themselves_are_refused_with_the_place),
         cmocka_unit_test(test_a_vocabulary_with_a_hole_in_its_bytes_is_refused),
+        cmocka_unit_test(test_an_added_token_that_normalizes_to_nothing_or_to_much_is_refused),
         cmocka_unit_test(test_a_huge_pattern_is_refused),
         cmocka_unit_test(test_a_pattern_that_backtracks_without_end_costs_only_its_text),
         cmocka_unit_test(test_every_truncation_is_refused),
