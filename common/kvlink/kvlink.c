@@ -10,7 +10,9 @@
 #include "runtime/clock.h"
 #include "runtime/log.h"
 
-#define PROGRESS_PER_TURN 32u /* UCX progress calls before mail is looked at */
+/* UCX progress calls before mail is looked at. Over TCP each may bring 1 MiB of chunks: a disarm
+ * waits for at most some milliseconds of copying. */
+#define PROGRESS_PER_TURN 4u
 #define WAIT_MAX_MS       100
 #define BEAT_LIMIT_MS     1000
 

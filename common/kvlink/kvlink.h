@@ -25,9 +25,12 @@ struct kv_layout;
 #define KVLINK_ADDRESS_MAX 1024u
 
 enum kvlink_transport {
-    KVLINK_TRANSPORT_AUTO = 0, /* shared memory to peers on this host, TCP to others */
-    KVLINK_TRANSPORT_TCP,
+    KVLINK_TRANSPORT_TCP = 0,
+    /* Shared memory. UCX 1.13: all senders share one queue at the receiver, and one that is killed
+     * in the middle of writing blocks it for the others until the receiver restarts. For machines
+     * where all workers live and die together. */
     KVLINK_TRANSPORT_SHM,
+    KVLINK_TRANSPORT_AUTO, /* SHM to peers on this host, with what is said there; TCP to others */
 };
 
 /* Why a slot can no longer become covered. A chunk whose slot, generation or key does not match is

@@ -1,6 +1,7 @@
 #include "kvlink/link.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -25,7 +26,10 @@
 
 /* ---- the address that travels: our own envelope around UCX's ---- */
 
-#define ADDRESS_MAGIC   0x41564b42u /* "BKVA" */
+#define ADDRESS_MAGIC 0x41564b42u /* "BKVA" */
+/* Part of it: the MM_ settings below. UCX 1.13 assumes, unchecked, that both ends of a
+ * shared-memory queue have the same; with others the sender aborts. Change them only with this
+ * number. */
 #define ADDRESS_VERSION 1u
 
 /* In front of UCX's bytes. Between machines of one byte order only, as UCX itself. */
@@ -218,8 +222,8 @@ static enum status choose_device(struct kvlink *link, struct sockaddr_storage *a
     return status;
 }
 
-/* Binds and closes: finds a free port (port 0) or learns that one is taken. UCX itself does not
- * reuse addresses, so neither does this. */
+/* Binds and closes: finds a free port (port 0) or learns that one is taken. As UCX 1.13 does,
+ * without SO_REUSEADDR. */
 static enum status probe_port(const struct sockaddr_storage *address, uint16_t *port,
                               struct writer *why) {
     struct sockaddr_storage at = *address;
@@ -236,9 +240,7 @@ static enum status probe_port(const struct sockaddr_storage *address, uint16_t *
         return STATUS_IO;
     }
     enum status status = STATUS_OK;
-    int on = 1;
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-        bind(fd, (struct sockaddr *)&at, len) != 0 || listen(fd, 1) != 0 ||
+    if (bind(fd, (struct sockaddr *)&at, len) != 0 || listen(fd, 1) != 0 ||
         getsockname(fd, (struct sockaddr *)&at, &len) != 0) {
         int error = errno;
         if (error == EADDRINUSE) {
@@ -255,6 +257,41 @@ static enum status probe_port(const struct sockaddr_storage *address, uint16_t *
     }
     close(fd);
     return status;
+}
+
+/* UCX 1.13 binds its listener without SO_REUSEADDR, so the connections of a process that ended keep
+ * its port taken for a minute (TIME_WAIT), and its successor cannot start on the same port. A
+ * connection that is reset instead of shut down leaves nothing behind; accepted sockets inherit the
+ * listener's linger time of 0. Nothing that a receiver sends is needed by anybody then. */
+static void reset_on_close(const struct kvlink *link) {
+    DIR *dir = opendir("/proc/self/fd");
+    bool is_done = false;
+    for (const struct dirent *each; dir != NULL && (each = readdir(dir)) != NULL;) {
+        int fd = (int)strtol(each->d_name, NULL, 10);
+        int is_listening = 0;
+        socklen_t len = sizeof(is_listening);
+        struct sockaddr_storage at;
+        socklen_t at_len = sizeof(at);
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &len) != 0 ||
+            is_listening == 0 || getsockname(fd, (struct sockaddr *)&at, &at_len) != 0 ||
+            !is_inet((const struct sockaddr *)&at)) {
+            continue;
+        }
+        uint16_t port = at.ss_family == AF_INET
+                            ? ((const struct sockaddr_in *)(const void *)&at)->sin_port
+                            : ((const struct sockaddr_in6 *)(const void *)&at)->sin6_port;
+        struct linger linger = {.l_onoff = 1, .l_linger = 0};
+        if (ntohs(port) == link->port) {
+            is_done = setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0;
+        }
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    if (!is_done) {
+        LOG_WARN("kv listener not found: after a restart its port may be taken for a minute",
+                 LOG_U64("port", link->port));
+    }
 }
 
 /* ---- UCX's settings ---- */
@@ -471,6 +508,9 @@ enum status link_ucx_open(struct kvlink *link, struct writer *why) {
     }
     if (status != STATUS_OK) {
         return status;
+    }
+    if (is_tcp) {
+        reset_on_close(link);
     }
     link->host = read_host();
     status = address_make(link, why);
