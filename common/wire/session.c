@@ -275,6 +275,7 @@ static enum status encode_prefill_end(const struct message *message,
     end.attempt = message->u.prefill_end.attempt.v;
     end.outcome = message->u.prefill_end.outcome;
     end.cause = message->u.prefill_end.cause;
+    end.bytes = message->u.prefill_end.bytes;
     envelope->prefill_end = &end;
     return wire_pack(&envelope->base, out);
 }
@@ -542,6 +543,7 @@ static bool decode_prefill(const Baton__Peer__V1__Prefill *prefill, struct messa
 
 static bool decode_prefill_end(const Baton__Peer__V1__PrefillEnd *end, struct message *out) {
     out->u.prefill_end.attempt.v = end->attempt;
+    out->u.prefill_end.bytes = end->bytes;
     return outcome_take(end->outcome, &out->u.prefill_end.outcome) &&
            cause_take(end->cause, &out->u.prefill_end.cause);
 }

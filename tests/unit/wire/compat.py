@@ -116,7 +116,7 @@ def envelopes():
         prefill=peer.Prefill(attempt=some_id(), tokens=tokens, **{"from": rng.randrange(len(tokens))}, slot=some_id(), key=u64(),
                              decode=some_id(), address=blabel(1, 127), deadline_ms=u32(), label=blabel()),
         queued=peer.Queued(attempt=some_id(), backlog_ms=u32()),
-        prefill_end=peer.PrefillEnd(attempt=some_id(), outcome=outcome, cause=cause),
+        prefill_end=peer.PrefillEnd(attempt=some_id(), outcome=outcome, cause=cause, bytes=u64()),
         open=peer.Open(slot=some_id(), key=u64(), **{"from": 3}, end=rng.randint(3, 2**32 - 1), bytes=u64()),
         accept=peer.Accept(slot=some_id(), address=blabel(1, 1024)),
         refuse=slot, abort_slot=slot,

@@ -49,6 +49,13 @@ static void random_router(struct prng *prng, struct router_record *record) {
     record->is_draining = random_bool(prng);
 }
 
+/* A field added to struct worker_info must be added to registry.proto, registry.c and
+ * random_worker, and then here. */
+static void test_no_record_has_grown_a_field_that_does_not_travel(void **state) {
+    (void)state;
+    assert_int_equal(sizeof(struct worker_info), 352);
+}
+
 static void test_worker_records_come_back_as_they_were(void **state) {
     (void)state;
     struct prng prng = {1};
@@ -292,6 +299,7 @@ static void test_file_names_are_plain(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_record_has_grown_a_field_that_does_not_travel),
         cmocka_unit_test(test_worker_records_come_back_as_they_were),
         cmocka_unit_test(test_router_records_come_back_as_they_were),
         cmocka_unit_test(test_records_without_what_makes_them_one_are_not_written),

@@ -148,6 +148,7 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
         message->u.prefill_end.attempt.v = random_id(prng);
         message->u.prefill_end.outcome = random_outcome(prng);
         message->u.prefill_end.cause = random_cause(prng);
+        message->u.prefill_end.bytes = random_u64(prng);
         break;
     case MESSAGE_OPEN:
         message->u.open.slot.v = random_id(prng);
@@ -288,6 +289,32 @@ static enum status decode_hostile(const uint8_t *data, size_t len) {
     }
     wire_buffer_fini(&again);
     return status;
+}
+
+/* A field added to core/message.h must be added to peer.proto, session.c and sample_fill, and then
+ * here: without this nobody would notice that it does not travel. */
+static void test_no_message_has_grown_a_field_that_does_not_travel(void **state) {
+    (void)state;
+    const struct message *m = &sample.message;
+    assert_int_equal(sizeof m->u.hello, 144);
+    assert_int_equal(sizeof m->u.beat, 24);
+    assert_int_equal(sizeof m->u.audit, 16);
+    assert_int_equal(sizeof m->u.admit.sampling, 632);
+    assert_int_equal(sizeof m->u.admit, 744);
+    assert_int_equal(sizeof m->u.admitted, 32);
+    assert_int_equal(sizeof m->u.rejected, 16);
+    assert_int_equal(sizeof m->u.prefill, 256);
+    assert_int_equal(sizeof m->u.queued, 16);
+    assert_int_equal(sizeof m->u.prefill_end, 24);
+    assert_int_equal(sizeof m->u.open, 32);
+    assert_int_equal(sizeof m->u.accept, 24);
+    assert_int_equal(sizeof m->u.refuse, 16);
+    assert_int_equal(sizeof m->u.fin, 16);
+    assert_int_equal(sizeof m->u.commit, 8);
+    assert_int_equal(sizeof m->u.tokens, 24);
+    assert_int_equal(sizeof m->u.end, 32);
+    assert_int_equal(sizeof m->u.abort, 16);
+    assert_int_equal(sizeof m->u.committed, 8);
 }
 
 static void test_every_kind_comes_back_as_it_was(void **state) {
@@ -726,6 +753,7 @@ static void test_steady_state_allocates_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_message_has_grown_a_field_that_does_not_travel),
         cmocka_unit_test(test_every_kind_comes_back_as_it_was),
         cmocka_unit_test(test_every_truncation_is_refused_or_still_a_message),
         cmocka_unit_test(test_bent_bytes_are_refused_or_still_a_message),
