@@ -31,7 +31,7 @@ static MUST_USE enum status request_unpack(const ProtobufCMessageDescriptor *des
     if (bytes.len > WIRE_MESSAGE_MAX) {
         writer_printf(error, "the message has %zu bytes: at most %u are accepted", bytes.len,
                       WIRE_MESSAGE_MAX);
-        return STATUS_RANGE;
+        return STATUS_INVALID;
     }
     const ProtobufCMessage *message = wire_unpack(descriptor, bytes, arena, SLACK_BYTES);
     if (message == NULL) {

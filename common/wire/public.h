@@ -145,8 +145,8 @@ MUST_USE enum status public_sampling_resolve(const struct public_sampling *sampl
                                              struct sampling *out, struct writer *error);
 
 /* Requests. A malformed message, a missing model or input, a label past LABEL_MAX - 1 bytes, bytes
- * that are not UTF-8 (the sentence says at which byte) are STATUS_INVALID, more than
- * WIRE_MESSAGE_MAX is STATUS_RANGE. Sampling is decoded, and checked by public_sampling_resolve. */
+ * that are not UTF-8 (the sentence says at which byte), more than WIRE_MESSAGE_MAX: all are
+ * STATUS_INVALID. Sampling is only decoded here, and checked by public_sampling_resolve. */
 MUST_USE enum status public_generate_request_decode(struct bytes bytes, struct wire_arena *arena,
                                                     struct public_generate_request *out,
                                                     struct writer *error);

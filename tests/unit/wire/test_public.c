@@ -321,7 +321,7 @@ static void test_bytes_that_are_no_request_say_which_message_was_meant(void **st
     size_t len = WIRE_MESSAGE_MAX + 1;
     uint8_t *large = calloc(1, len);
     assert_non_null(large);
-    assert_int_equal(read_request((struct bytes){large, len}, &out), STATUS_RANGE);
+    assert_int_equal(read_request((struct bytes){large, len}, &out), STATUS_INVALID);
     assert_non_null(strstr(sentence, "16777217 bytes: at most 16777216"));
     free(large);
 }
