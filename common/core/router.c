@@ -164,11 +164,20 @@ static void request_park(struct router_core *core, struct request *request, bool
 /* --- legs
  * ------------------------------------------------------------------------------------------- */
 
+/* D's answer to Admit is no longer awaited. */
+static void leg_answered(struct router_core *core, struct request *request) {
+    if (request->is_admit_open) {
+        request->is_admit_open = false;
+        core->workers[request->decode].admitting--;
+    }
+}
+
 static void leg_end_decode(struct router_core *core, struct request *request) {
     struct worker *worker = &core->workers[request->decode];
     list_remove(&core->node.sessions[worker->session].entries, DECODE_LINKS(core),
                 request_index(core, request));
     worker->attempts--;
+    leg_answered(core, request);
     worker->tokens_reserved -= request->prompt_count + request->max_tokens;
     request->decode = ROUTER_NONE;
     core->is_placing_due = core->parked.count > 0 || core->is_placing_due;
@@ -399,6 +408,8 @@ static void request_admit(struct router_core *core, struct request *request, uin
     request->decode_stream = session->stream;
     request->attempt_tokens = request->token_count;
     worker->attempts++;
+    worker->admitting++;
+    request->is_admit_open = true;
     worker->tokens_reserved += request->prompt_count + request->max_tokens;
     list_push_back(&session->entries, DECODE_LINKS(core), request_index(core, request));
     text_copy(request->decode_label, LABEL_MAX, worker->info.id);
@@ -529,6 +540,11 @@ static void router_admitted(struct router_core *core, struct session *session,
         node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
         return;
     }
+    struct worker *worker = &core->workers[request->decode];
+    leg_answered(core, request);
+    worker->admit_window = worker->admit_window < ROUTER_ADMIT_WINDOW / 2 ? worker->admit_window * 2
+                                                                          : ROUTER_ADMIT_WINDOW;
+    core->is_placing_due = core->parked.count > 0 || core->is_placing_due;
     request->slot = message->u.admitted.slot;
     request->key = message->u.admitted.key;
     request->cached = cached;
@@ -579,6 +595,7 @@ static void router_rejected(struct router_core *core, struct session *session,
         worker->info.is_draining = true;
     }
     worker->busy_until = instant_add(core->node.now, wait);
+    worker->admit_window = 1;            /* one probe at a time until it admits again */
     request_replace(core, request, out); /* not a failure: no worker has tried it */
 }
 
@@ -1321,6 +1338,7 @@ void router_verify(const struct router_core *core) {
     uint32_t live = 0;
     uint32_t parked = 0;
     uint32_t attempts = 0;
+    uint32_t admitting = 0;
     for (uint32_t i = 0; i < core->config.requests_max; i++) {
         const struct request *request = &core->requests[i];
         if (request->state == REQUEST_NONE) {
@@ -1331,6 +1349,8 @@ void router_verify(const struct router_core *core) {
         bool is_placing = request->state == REQUEST_PLACING;
         bool is_early = is_placing || request->state == REQUEST_TOKENIZING;
         live++;
+        admitting += request->is_admit_open ? 1 : 0;
+        CHECK(request->is_admit_open == (request->state == REQUEST_ADMITTING));
         parked += request->parked_link.is_linked ? 1 : 0;
         attempts +=
             (request->decode != ROUTER_NONE ? 1 : 0) + (request->prefill != ROUTER_NONE ? 1 : 0);
@@ -1346,11 +1366,14 @@ void router_verify(const struct router_core *core) {
         CHECK(!is_answering || request->is_answering || request->is_tokenizing);
     }
     uint32_t counted = 0;
+    uint32_t asked = 0;
     for (uint32_t i = 0; i < core->config.workers_max; i++) {
         counted += core->workers[i].is_used ? core->workers[i].attempts : 0;
+        asked += core->workers[i].is_used ? core->workers[i].admitting : 0;
     }
     CHECK_OP(live, ==, core->node.ledger.live);
     CHECK_OP(parked, ==, core->parked.count);
     CHECK_OP(attempts, ==, counted);
+    CHECK_OP(admitting, ==, asked);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
 }

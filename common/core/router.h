@@ -35,6 +35,7 @@ enum request_state {
 #define ROUTER_SUSPECTS        64u
 #define ROUTER_DETAIL_MAX      256u
 #define ROUTER_NONE            UINT32_MAX
+#define ROUTER_ADMIT_WINDOW    64u
 #define ROUTER_RETRIES         2u /* more attempts after failures, per request */
 
 struct router_config {
@@ -56,6 +57,9 @@ struct worker {
     struct span reconnect_after;
     struct instant gone_since; /* unlisted and without a session */
     struct instant busy_until;
+    uint32_t
+        admit_window; /* D: Admits that may be unanswered: 1 after BUSY, doubled by each Admitted */
+    uint32_t admitting;
     uint32_t attempts;        /* of ours, live on it */
     uint64_t tokens_reserved; /* D: prompt + answer; P: prompt, of ours */
 };
@@ -84,6 +88,7 @@ struct request {
     uint32_t attempt_tokens; /* token_count when this attempt was admitted */
     bool is_tokenizing;      /* own operation until EVENT_TOKENIZED */
     bool is_answering;       /* own operation until EVENT_ANSWERED */
+    bool is_admit_open;      /* D owes an answer to Admit */
     bool is_prefill_queued;  /* P has mentioned this attempt */
     bool is_abort_wished;
     uint32_t eos_count;

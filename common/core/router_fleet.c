@@ -64,6 +64,7 @@ void fleet_seen(struct router_core *core, const struct worker_info *info, struct
             memset(worker, 0, sizeof *worker);
             worker->is_used = true;
             worker->session = ROUTER_NONE;
+            worker->admit_window = ROUTER_ADMIT_WINDOW;
             worker->reconnect_after = core->node.config.timers.reconnect_first;
             node_note(out, NOTE_WORKER_SEEN, info->role, CAUSE_NONE, info->incarnation.v,
                       fleet_index(core, worker), info->id);
@@ -164,7 +165,8 @@ static bool fleet_is_eligible(const struct router_core *core, const struct worke
 }
 
 static bool fleet_is_busy(const struct router_core *core, const struct worker *worker) {
-    return worker->busy_until.ns != 0 && !instant_reached(core->node.now, worker->busy_until);
+    return worker->admitting >= worker->admit_window ||
+           (worker->busy_until.ns != 0 && !instant_reached(core->node.now, worker->busy_until));
 }
 
 /* Hashes of the leading blocks of a prompt; returns how many. */
