@@ -448,7 +448,6 @@ static bool request_place(struct router_core *core, struct request *request, str
     if (request->token_count - 1 > local_max) {
         enum fleet_answer second = fleet_choose_prefill(core, request, decode, &prefill);
         if (second == FLEET_BUSY) {
-            request->state_deadline = INSTANT_NEVER;
             return false; /* reserve nothing at D that nobody could fill now */
         }
         if (second == FLEET_NONE) {
@@ -1079,6 +1078,13 @@ static void request_reap(struct router_core *core, struct request *request, stru
         return;
     }
     if (!instant_reached(node->now, request->state_deadline)) {
+        return;
+    }
+    uint32_t unused = ROUTER_NONE;
+    if (request->state == REQUEST_PLACING &&
+        fleet_choose_decode(core, request, &unused) != FLEET_NONE) {
+        /* There are workers, only no room: the request's own deadline bounds that wait. */
+        request->state_deadline = instant_add(node->now, node->config.timers.place);
         return;
     }
     node->ledger.reaped[request->state]++;

@@ -31,6 +31,7 @@ enum sim_kind {
     SIM_RESTART,
     SIM_LEASE, /* etcd notices that a process has gone */
     SIM_RELIST,
+    SIM_RESUME, /* a stopped process runs again and reads what has piled up, in order */
 };
 
 struct sim_event {
@@ -91,6 +92,8 @@ struct process {
     uint32_t generation;
     struct incarnation incarnation;
     int64_t paused_until;
+    struct sim_event **held; /* what arrived while it was stopped */
+    uint32_t held_count, held_capacity;
     int64_t next_tick;
     int64_t box_last; /* events of its own shells keep their order */
     void *core;
@@ -455,6 +458,13 @@ static void sim_stop(struct world *world, uint32_t process) {
     free(p->memory);
     free(p->kv);
     free(p->ops);
+    for (uint32_t i = 0; i < p->held_count; i++) {
+        sim_free(p->held[i]);
+    }
+    free(p->held);
+    p->held = NULL;
+    p->held_count = 0;
+    p->held_capacity = 0;
     sim_drop_plan(p);
     p->arms = NULL;
     p->core = NULL;
@@ -1370,7 +1380,8 @@ static void sim_fault(struct world *world, struct sim_event *event) {
     case SIM_LEAVE:
     case SIM_RESTART:
     case SIM_LEASE:
-    case SIM_RELIST: break;
+    case SIM_RELIST:
+    case SIM_RESUME: break;
     }
 }
 
@@ -1439,6 +1450,7 @@ static void sim_handle(struct world *world, struct sim_event *event) {
     case SIM_RESTART: sim_restart(world); break;
     case SIM_LEASE: sim_lease(world, event); break;
     case SIM_RELIST: sim_relist(world); break;
+    case SIM_RESUME: break;
     }
 }
 
@@ -1527,6 +1539,44 @@ static void sim_check_hook(const char *file, int line, const char *what) {
     }
 }
 
+/* True if the process is stopped: it will read the event when it runs again. */
+static bool sim_hold(struct world *world, struct sim_event *event) {
+    if (event->process >= SIM_PROCESSES) {
+        return false;
+    }
+    struct process *p = &world->processes[event->process];
+    if (p->paused_until <= world->now && p->held_count == 0) {
+        return false;
+    }
+    if (p->held_count == 0) {
+        (void)sim_schedule(world, SIM_RESUME, p->paused_until, event->process);
+    }
+    if (p->held_count == p->held_capacity) {
+        p->held_capacity = p->held_capacity * 2 + 64;
+        p->held = realloc(p->held, p->held_capacity * sizeof(struct sim_event *));
+        CHECK(p->held != NULL);
+    }
+    p->held[p->held_count++] = event;
+    return true;
+}
+
+static void sim_resume(struct world *world, uint32_t process) {
+    struct process *p = &world->processes[process];
+    if (p->paused_until > world->now) { /* stopped again meanwhile */
+        (void)sim_schedule(world, SIM_RESUME, p->paused_until, process);
+        return;
+    }
+    for (uint32_t i = 0; i < p->held_count; i++) {
+        if (!sim_is_stale(world, p->held[i])) {
+            sim_handle(world, p->held[i]);
+        }
+    }
+    for (uint32_t i = 0; i < p->held_count; i++) {
+        sim_free(p->held[i]);
+    }
+    p->held_count = 0;
+}
+
 static void sim_loop(struct world *world) {
     int64_t settle_at = 0;
     int64_t done_at = 0;
@@ -1538,13 +1588,13 @@ static void sim_loop(struct world *world) {
             sim_free(event);
             continue;
         }
-        int64_t paused =
-            event->process < SIM_PROCESSES ? world->processes[event->process].paused_until : 0;
-        if (paused > world->now) {
-            queue_push(&world->queue, paused, event);
+        if (event->kind == SIM_RESUME) {
+            sim_resume(world, event->process);
+        } else if (sim_hold(world, event)) {
             continue;
+        } else {
+            sim_handle(world, event);
         }
-        sim_handle(world, event);
         sim_free(event);
         if (!world->is_settling && world->client_count >= world->knobs.clients) {
             if (settle_at == 0) {
