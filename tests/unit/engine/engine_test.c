@@ -179,7 +179,7 @@ static void test_tiny_models_answer_as_the_float64_reference(void **state) {
 /* ---- the same bits, always ---- */
 
 #define PAGES  400u
-#define LENGTH 150u
+#define LENGTH 140u
 
 static uint32_t draw_prompt(struct prng *prng, uint32_t vocab, uint32_t *prompt) {
     uint32_t count = 1 + prng_below(prng, LENGTH);
@@ -232,7 +232,7 @@ static uint64_t kv_hash(struct driver *driver, const struct sequence *sequence) 
     return hash;
 }
 
-#define SEQUENCES 12u
+#define SEQUENCES 8u
 #define OUTPUT    6u
 
 struct outcome {
