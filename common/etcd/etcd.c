@@ -144,6 +144,18 @@ bool outcome_explain(const struct etcd *etcd, uint32_t endpoint, const struct rp
         if (outcome->code == RPC_CODE_OK) {
             message = "it ended the call without an answer";
         }
+        if (strstr(message, "SETTINGS") != NULL) { /* gRPC 1.51: "... before receiving SETTINGS" */
+            etcd_error_set(error_out, "etcd at %s accepts connections but does not answer",
+                           address);
+            return true;
+        }
+        if (strstr(message, "failed to connect") != NULL && strrchr(message, ':') != NULL) {
+            /* gRPC 1.51: "failed to connect to all addresses; last error: UNKNOWN: ipv4:...: Failed
+             * to connect to remote host: Connection refused": the last words are the news. */
+            message = strrchr(message, ':') + 1;
+            etcd_error_set(error_out, "etcd at %s cannot be reached:%s", address, message);
+            return true;
+        }
         etcd_error_set(error_out, "etcd at %s cannot serve: %s", address, message);
         return true;
     case RPC_CODE_INVALID_ARGUMENT:

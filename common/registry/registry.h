@@ -57,9 +57,9 @@ MUST_USE enum status registry_register_worker(struct registry *registry,
                                               const struct worker_record *record);
 MUST_USE enum status registry_register_router(struct registry *registry,
                                               const struct router_record *record);
-/* Takes the record out and revokes the lease; `done` (NULL-able) is called once, on the rpc thread,
- * with STATUS_OK or, if etcd did not answer `within`, STATUS_TIMEOUT (the lease then runs out by
- * itself). STATUS_CANCELLED, and no call: the registry shuts down. Only the first asks etcd. */
+/* Takes the record out by revoking its lease; `done` is called once, on the rpc thread: STATUS_OK,
+ * or STATUS_TIMEOUT if etcd did not confirm it `within` (the lease then runs out by itself).
+ * STATUS_EXISTS, and no call: it was asked before, or registry_shutdown does it. */
 MUST_USE enum status registry_deregister(struct registry *registry, struct span within,
                                          void (*done)(void *ctx, enum status status), void *ctx);
 enum registry_state registry_state(struct registry *registry);
