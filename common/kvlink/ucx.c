@@ -349,6 +349,8 @@ static const struct setting settings[] = {
     {"KEEPINTVL", "UCX_TCP_KEEPINTVL", LINK_TRANSPORT_TCP, "1s"},
     {"KEEPCNT", "UCX_TCP_KEEPCNT", LINK_TRANSPORT_TCP, "3"},
     {"KEEPALIVE_INTERVAL", "UCX_KEEPALIVE_INTERVAL", BOTH, "500ms"},
+    /* nothing is registered; the cache would patch the allocator and mmap of the whole process */
+    {"RCACHE_ENABLE", "UCX_RCACHE_ENABLE", BOTH, "n"},
     /* one chunk and UCX's own headers; segments are allocated whole in /dev/shm, 4 MiB in all */
     {"MM_SEG_SIZE", "UCX_POSIX_SEG_SIZE", LINK_TRANSPORT_SHM, "62K"},
     {"MM_FIFO_SIZE", "UCX_POSIX_FIFO_SIZE", LINK_TRANSPORT_SHM, "32"},
@@ -367,6 +369,11 @@ static void warn_about_environment(void) {
         }
         bool is_ours = false;
         size_t len = (size_t)(equals - *each);
+        /* of the whole process, read when the library is loaded: nothing of the transport */
+        if (strncmp(*each, "UCX_MEM_EVENTS=", 15) == 0 ||
+            strncmp(*each, "UCX_HANDLE_ERRORS=", 18) == 0 || strncmp(*each, "UCX_LOG_", 8) == 0) {
+            continue;
+        }
         for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
             is_ours |= strlen(settings[i].variable) == len &&
                        strncmp(settings[i].variable, *each, len) == 0;
