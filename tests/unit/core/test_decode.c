@@ -1,0 +1,643 @@
+/* D, cell by cell: every (state, event) pair of the table in protocol.md section 4, and every
+ * state's deadline. */
+#include "unit/core/bed.h"
+
+#define ROUTER  1u /* streams */
+#define PREFILL 3u
+#define OTHER   5u /* a second prefill worker */
+#define PROMPT  9u
+#define BYTES   4u
+
+enum column { UNKNOWN, RESERVED, RECEIVING, RUNNING, LEAVING, COLUMNS };
+
+struct bed {
+    struct decode_core core;
+    struct effects out;
+    void *memory;
+    int64_t now;
+    struct slot_id slot;
+    uint64_t key;
+    char text[512];
+};
+
+static const struct attempt_id attempt = {0x77};
+static const struct layout_digest digest = {5, 6};
+
+static void bed_step(struct bed *bed, const struct event *event) {
+    bed->now += 1000000;
+    decode_core_step(&bed->core, event, (struct instant){bed->now}, &bed->out);
+    decode_verify(&bed->core);
+    bed_describe(&bed->out, bed->text, sizeof bed->text);
+}
+
+static void bed_wait(struct bed *bed, int64_t ms) {
+    for (int64_t left = ms; left > 0; left -= TICK_MS) {
+        bed->now += TICK_MS * 1000000ll;
+        /* The peers stay alive: only the entry's own clocks are looked at. */
+        struct message beat = {.kind = MESSAGE_BEAT};
+        static const uint64_t streams[3] = {ROUTER, PREFILL, OTHER};
+        for (uint32_t i = 0; i < 3; i++) {
+            struct event mail = bed_mail(&beat, streams[i]);
+            decode_core_step(&bed->core, &mail, (struct instant){bed->now}, &bed->out);
+        }
+        struct event tick = {.kind = EVENT_TICK};
+        decode_core_step(&bed->core, &tick, (struct instant){bed->now}, &bed->out);
+        bed_describe(&bed->out, bed->text, sizeof bed->text);
+        decode_verify(&bed->core);
+        if (bed->text[0] != '\0') {
+            return;
+        }
+    }
+}
+
+static struct message bed_admit(uint32_t local_max) {
+    static const uint32_t tokens[PROMPT] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    struct message admit = {.kind = MESSAGE_ADMIT};
+    admit.u.admit.attempt = attempt;
+    admit.u.admit.tokens = tokens;
+    admit.u.admit.token_count = PROMPT;
+    admit.u.admit.output_first = PROMPT;
+    admit.u.admit.max_new = 3;
+    admit.u.admit.deadline_ms = 60000;
+    admit.u.admit.local_max = local_max;
+    return admit;
+}
+
+static struct message bed_open(const struct bed *bed) {
+    struct message open = {.kind = MESSAGE_OPEN};
+    open.u.open.slot = bed->slot;
+    open.u.open.key = bed->key;
+    open.u.open.end = PROMPT - 1;
+    open.u.open.bytes = (PROMPT - 1) * BYTES;
+    return open;
+}
+
+static void bed_send(struct bed *bed, const struct message *message, uint64_t stream) {
+    struct event event = bed_mail(message, stream);
+    bed_step(bed, &event);
+}
+
+static struct bed *bed_create(void) {
+    struct bed *bed = calloc(1, sizeof *bed);
+    assert_non_null(bed);
+    struct decode_config config = {.node = {.role = ROLE_DECODE,
+                                            .incarnation = {9},
+                                            .layout = digest,
+                                            .sessions_max = 8,
+                                            .timers = timers_default()},
+                                   .entries_max = 4,
+                                   .page_count = 8,
+                                   .page_tokens = 4,
+                                   .token_bytes = BYTES,
+                                   .context = 32,
+                                   .vocab = 100,
+                                   .rows_max = 4,
+                                   .step_tokens_max = 16,
+                                   .eos_count = 1,
+                                   .eos = {99},
+                                   .secret = {1, 2},
+                                   .address_len = 2};
+    bed->memory = bed_memory(decode_bytes(&config));
+    decode_init(&bed->core, &config, bed->memory);
+    bed->now = BED_SECOND;
+    const struct {
+        uint64_t stream;
+        enum role role;
+        uint64_t incarnation;
+    } peers[] = {
+        {ROUTER, ROLE_ROUTER, 100}, {PREFILL, ROLE_PREFILL, 200}, {OTHER, ROLE_PREFILL, 300}};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct event accepted = {.kind = EVENT_STREAM_ACCEPTED, .stream = {peers[i].stream}};
+        bed_step(bed, &accepted);
+        struct message message;
+        struct event hello =
+            bed_hello(&message, peers[i].stream, peers[i].role, peers[i].incarnation, digest);
+        bed_step(bed, &hello);
+        assert_string_equal(bed->text, "hello");
+    }
+    return bed;
+}
+
+static void bed_destroy(struct bed *bed) {
+    free(bed->memory);
+    free(bed);
+}
+
+static const char *bed_state(const struct bed *bed) {
+    uint32_t index = 0;
+    return pool_find(&bed->core.slots, bed->slot.v, &index)
+               ? decode_state_name(bed->core.entries[index].state)
+               : "gone";
+}
+
+/* A fresh bed with the entry in a state. LEAVING: a RECEIVING entry aborted by R, waiting for its
+ * disarm. */
+static struct bed *bed_in(enum column column) {
+    struct bed *bed = bed_create();
+    bed->slot.v = (uint64_t)7 << 32;
+    bed->key = 1;
+    if (column == UNKNOWN) {
+        return bed;
+    }
+    struct message admit = bed_admit(column == RUNNING ? UINT32_MAX : 0);
+    bed_send(bed, &admit, ROUTER);
+    const struct message *admitted = bed_sent(&bed->out, MESSAGE_ADMITTED);
+    bed->slot = admitted->u.admitted.slot;
+    bed->key = admitted->u.admitted.key;
+    if (column == RECEIVING || column == LEAVING) {
+        struct message open = bed_open(bed);
+        bed_send(bed, &open, PREFILL);
+        assert_string_equal(bed->text, "link_arm accept");
+    }
+    if (column == LEAVING) {
+        struct message abort = {.kind = MESSAGE_ABORT};
+        abort.u.abort.attempt = attempt;
+        bed_send(bed, &abort, ROUTER);
+        assert_string_equal(bed->text, "end(aborted) refuse link_disarm");
+    }
+    return bed;
+}
+
+typedef void (*apply)(struct bed *bed);
+
+static void apply_admit_again(struct bed *bed) {
+    struct message admit = bed_admit(0);
+    bed_send(bed, &admit, ROUTER);
+    if (bed->out.count == 1 && bed->out.items[0].u.message.kind == MESSAGE_ADMITTED) {
+        bed->slot = bed->out.items[0].u.message.u.admitted.slot;
+    }
+}
+static void apply_admit_local(struct bed *bed) {
+    struct message admit = bed_admit(UINT32_MAX);
+    admit.u.admit.attempt.v = 0x99;
+    bed_send(bed, &admit, ROUTER);
+}
+static void apply_open(struct bed *bed) {
+    struct message open = bed_open(bed);
+    bed_send(bed, &open, PREFILL);
+}
+static void apply_open_bad_key(struct bed *bed) {
+    struct message open = bed_open(bed);
+    open.u.open.key ^= 1;
+    bed_send(bed, &open, PREFILL);
+}
+static void apply_open_other_range(struct bed *bed) {
+    struct message open = bed_open(bed);
+    open.u.open.end--;
+    bed_send(bed, &open, PREFILL);
+}
+static void apply_fin(struct bed *bed) {
+    struct message fin = {.kind = MESSAGE_FIN};
+    fin.u.fin.slot = bed->slot;
+    fin.u.fin.bytes = (PROMPT - 1) * BYTES;
+    bed_send(bed, &fin, PREFILL);
+}
+static void apply_fin_short(struct bed *bed) {
+    struct message fin = {.kind = MESSAGE_FIN};
+    fin.u.fin.slot = bed->slot;
+    fin.u.fin.bytes = 1;
+    bed_send(bed, &fin, PREFILL);
+}
+static void apply_fin_other(struct bed *bed) {
+    struct message fin = {.kind = MESSAGE_FIN};
+    fin.u.fin.slot = bed->slot;
+    bed_send(bed, &fin, OTHER);
+}
+static void apply_link(struct bed *bed, enum event_kind kind) {
+    struct event event = {.kind = kind};
+    event.u.link.slot = bed->slot;
+    event.u.link.bytes = (PROMPT - 1) * BYTES;
+    bed_step(bed, &event);
+}
+static void apply_covered(struct bed *bed) {
+    apply_link(bed, EVENT_LINK_COVERED);
+}
+static void apply_covered_and_fin(struct bed *bed) {
+    apply_covered(bed);
+    apply_fin(bed);
+}
+static void apply_fin_and_covered(struct bed *bed) {
+    apply_fin(bed);
+    apply_covered(bed);
+}
+static void apply_progress(struct bed *bed) {
+    apply_link(bed, EVENT_LINK_PROGRESS);
+}
+static void apply_bad(struct bed *bed) {
+    apply_link(bed, EVENT_LINK_BAD);
+}
+static void apply_disarmed(struct bed *bed) {
+    apply_link(bed, EVENT_LINK_DISARMED);
+}
+static void apply_abort_slot(struct bed *bed) {
+    struct message abort = {.kind = MESSAGE_ABORT_SLOT};
+    abort.u.refuse.slot = bed->slot;
+    bed_send(bed, &abort, PREFILL);
+}
+static void apply_abort_slot_other(struct bed *bed) {
+    struct message abort = {.kind = MESSAGE_ABORT_SLOT};
+    abort.u.refuse.slot = bed->slot;
+    bed_send(bed, &abort, OTHER);
+}
+static void apply_end(struct bed *bed, uint64_t stream) {
+    struct event event = {.kind = EVENT_STREAM_ENDED, .stream = {stream}};
+    event.u.stream_end.cause = CAUSE_SESSION_ENDED;
+    bed_step(bed, &event);
+}
+static void apply_prefill_ends(struct bed *bed) {
+    apply_end(bed, PREFILL);
+}
+static void apply_router_ends(struct bed *bed) {
+    apply_end(bed, ROUTER);
+}
+static void apply_abort(struct bed *bed) {
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt = attempt;
+    bed_send(bed, &abort, ROUTER);
+}
+static void apply_abort_twice(struct bed *bed) {
+    apply_abort(bed);
+    apply_abort(bed);
+}
+static void apply_abort_unless(struct bed *bed) {
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt = attempt;
+    abort.u.abort.is_unless_committed = true;
+    bed_send(bed, &abort, ROUTER);
+}
+static void apply_unknown_by_router(struct bed *bed) {
+    uint64_t id = attempt.v;
+    struct message unknown = {.kind = MESSAGE_UNKNOWN};
+    unknown.u.audit.count = 1;
+    unknown.u.audit.ids = &id;
+    bed_send(bed, &unknown, ROUTER);
+}
+static void apply_unknown_by_prefill(struct bed *bed) {
+    uint64_t id = bed->slot.v;
+    struct message unknown = {.kind = MESSAGE_UNKNOWN};
+    unknown.u.audit.count = 1;
+    unknown.u.audit.ids = &id;
+    bed_send(bed, &unknown, PREFILL);
+}
+static void apply_audit_by_router(struct bed *bed) {
+    uint64_t id = attempt.v;
+    struct message audit = {.kind = MESSAGE_AUDIT};
+    audit.u.audit.count = 1;
+    audit.u.audit.ids = &id;
+    bed_send(bed, &audit, ROUTER);
+}
+static void apply_step_done(struct bed *bed) {
+    struct step_result result = {.entry = bed->slot.v, .token = 42, .is_valid = true};
+    struct event event = {.kind = EVENT_STEP_DONE};
+    event.u.step_done.number = bed->core.plan.number;
+    event.u.step_done.results = &result;
+    event.u.step_done.count = 1;
+    event.u.step_done.elapsed = span_ms(1);
+    bed_step(bed, &event);
+}
+static void apply_step_failed(struct bed *bed) {
+    struct event event = {.kind = EVENT_STEP_DONE};
+    event.u.step_done.number = bed->core.plan.number;
+    event.u.step_done.status = STATUS_INTERNAL;
+    bed_step(bed, &event);
+}
+static void apply_step_not_finite(struct bed *bed) {
+    struct step_result result = {.entry = bed->slot.v};
+    struct event event = {.kind = EVENT_STEP_DONE};
+    event.u.step_done.number = bed->core.plan.number;
+    event.u.step_done.results = &result;
+    event.u.step_done.count = 1;
+    bed_step(bed, &event);
+}
+static void apply_deadline(struct bed *bed) {
+    bed_wait(bed, 61000);
+}
+static void apply_router_nonsense(struct bed *bed) {
+    struct message commit = {.kind = MESSAGE_COMMIT};
+    bed_send(bed, &commit, ROUTER);
+}
+static void apply_prefill_nonsense(struct bed *bed) {
+    struct message admit = bed_admit(0);
+    bed_send(bed, &admit, PREFILL);
+}
+static void apply_bad_bytes(struct bed *bed) {
+    struct event event = {.kind = EVENT_STREAM_BAD, .stream = {ROUTER}};
+    bed_step(bed, &event);
+}
+
+/* One row per event; cells in the order of enum column: "state: what was sent". NULL: the cell is a
+ * CHECK. */
+static const struct {
+    const char *name;
+    apply apply;
+    const char *cell[COLUMNS];
+} table[] = {
+    {"Admit of the same attempt",
+     apply_admit_again,
+     {"reserved: admitted", "gone: stream_close", "leaving: stream_close refuse link_disarm",
+      "leaving: stream_close", "leaving: stream_close"}},
+    {"Admit of another, local",
+     apply_admit_local,
+     {"gone: admitted step", "reserved: admitted step", "receiving: admitted step",
+      "running: admitted", "leaving: admitted step"}},
+    {"Open",
+     apply_open,
+     {"gone: refuse", "receiving: link_arm accept", "receiving: refuse", "running: refuse",
+      "leaving: refuse"}},
+    {"Open with a wrong key",
+     apply_open_bad_key,
+     {"gone: refuse", "reserved: refuse", "receiving: refuse", "running: refuse",
+      "leaving: refuse"}},
+    {"Open of another range",
+     apply_open_other_range,
+     {"gone: refuse", "reserved: refuse", "receiving: refuse", "running: refuse",
+      "leaving: refuse"}},
+    {"Fin",
+     apply_fin,
+     {"gone: refuse", "reserved: refuse", "receiving: ", "running: refuse", "leaving: refuse"}},
+    {"Fin with another total",
+     apply_fin_short,
+     {"gone: refuse", "reserved: refuse", "leaving: end(failed) refuse link_disarm",
+      "running: refuse", "leaving: refuse"}},
+    {"Fin from a P it is not bound to",
+     apply_fin_other,
+     {"gone: refuse", "reserved: refuse", "receiving: refuse", "running: refuse",
+      "leaving: refuse"}},
+    {"covered", apply_covered, {"gone: ", "reserved: ", "receiving: ", "running: ", "leaving: "}},
+    {"covered, then Fin",
+     apply_covered_and_fin,
+     {"gone: refuse", "reserved: refuse", "running: commit link_disarm step", "running: refuse",
+      "leaving: refuse"}},
+    {"Fin, then covered",
+     apply_fin_and_covered,
+     {"gone: ", "reserved: ", "running: commit link_disarm step", "running: ", "leaving: "}},
+    {"progress", apply_progress, {"gone: ", "reserved: ", "receiving: ", "running: ", "leaving: "}},
+    {"bad chunk",
+     apply_bad,
+     {"gone: ", "reserved: ", "leaving: end(failed) refuse link_disarm", "running: ", "leaving: "}},
+    {"Abort from P",
+     apply_abort_slot,
+     {"gone: ", "reserved: ", "leaving: end(failed) link_disarm", "running: ", "leaving: "}},
+    {"Abort from a P it is not bound to",
+     apply_abort_slot_other,
+     {"gone: ", "reserved: ", "receiving: ", "running: ", "leaving: "}},
+    {"P-D session ends",
+     apply_prefill_ends,
+     {"gone: ", "reserved: ", "leaving: end(failed) link_disarm", "running: ", "leaving: "}},
+    {"R-D session ends",
+     apply_router_ends,
+     {"gone: ", "gone: ", "leaving: refuse link_disarm", "leaving: ", "leaving: "}},
+    {"Abort from R",
+     apply_abort,
+     {"gone: ", "gone: end(aborted)", "leaving: end(aborted) refuse link_disarm",
+      "leaving: end(aborted)", "leaving: "}},
+    {"Abort from R, twice",
+     apply_abort_twice,
+     {"gone: ", "gone: ", "leaving: ", "leaving: ", "leaving: "}},
+    {"Abort unless committed",
+     apply_abort_unless,
+     {"gone: end(aborted)", "gone: end(aborted)", "leaving: end(aborted) refuse link_disarm",
+      "running: committed", "leaving: end(aborted)"}},
+    {"R does not know it",
+     apply_unknown_by_router,
+     {"gone: ", "gone: end(failed)", "leaving: end(failed) refuse link_disarm",
+      "leaving: end(failed)", "leaving: "}},
+    {"P does not know it",
+     apply_unknown_by_prefill,
+     {"gone: ", "reserved: ", "leaving: end(failed) refuse link_disarm", "running: ", "leaving: "}},
+    {"R's audit",
+     apply_audit_by_router,
+     {"gone: unknown", "reserved: ", "receiving: ", "running: ", "leaving: unknown"}},
+    {"step done",
+     apply_step_done,
+     {"gone: ", "reserved: ", "receiving: ", "running: tokens step", "leaving: "}},
+    {"step failed",
+     apply_step_failed,
+     {"gone: ", "reserved: ", "receiving: ", "gone: end(failed)", "leaving: "}},
+    {"logits not finite",
+     apply_step_not_finite,
+     {"gone: ", "reserved: ", "receiving: ", "gone: end(failed)", "leaving: "}},
+    {"disarmed", apply_disarmed, {"gone: ", "reserved: ", NULL, "running: ", "gone: "}},
+    {"its deadlines",
+     apply_deadline,
+     {"gone: ", "gone: end(failed)", "leaving: end(failed) refuse link_disarm",
+      "leaving: end(failed)", "leaving: "}},
+    {"a message R may not send",
+     apply_router_nonsense,
+     {"gone: stream_close", "gone: stream_close", "leaving: stream_close refuse link_disarm",
+      "leaving: stream_close", "leaving: stream_close"}},
+    {"a message P may not send",
+     apply_prefill_nonsense,
+     {"gone: stream_close", "reserved: stream_close",
+      "leaving: stream_close end(failed) link_disarm", "running: stream_close",
+      "leaving: stream_close"}},
+    {"bytes that are no message from R",
+     apply_bad_bytes,
+     {"gone: stream_close", "gone: stream_close", "leaving: stream_close refuse link_disarm",
+      "leaving: stream_close", "leaving: stream_close"}},
+};
+
+static void test_every_cell_of_the_decode_table(void **state) {
+    (void)state;
+    uint32_t wrong = 0;
+    for (uint32_t row = 0; row < sizeof table / sizeof table[0]; row++) {
+        for (uint32_t column = 0; column < COLUMNS; column++) {
+            if (table[row].cell[column] == NULL) {
+                continue;
+            }
+            struct bed *bed = bed_in((enum column)column);
+            table[row].apply(bed);
+            char got[600];
+            (void)snprintf(got, sizeof got, "%s: %s", bed_state(bed), bed->text);
+            if (strcmp(got, table[row].cell[column]) != 0) {
+                print_error("%s in column %u:\n  expected \"%s\"\n  got      \"%s\"\n",
+                            table[row].name, column, table[row].cell[column], got);
+                wrong++;
+            }
+            bed_destroy(bed);
+        }
+    }
+    assert_int_equal(wrong, 0);
+}
+
+static void test_every_state_has_a_deadline_that_ends_it(void **state) {
+    (void)state;
+    for (uint32_t column = RESERVED; column <= RUNNING; column++) {
+        struct bed *bed = bed_in((enum column)column);
+        uint32_t cursor = 0;
+        struct entry_view view;
+        assert_true(decode_view(&bed->core, &cursor, &view));
+        assert_in_range(view.deadline_left_ms, 1, 60000);
+        bed_wait(bed, 61000);
+        assert_int_equal(bed->core.node.ledger.reaped[column], 1);
+        bed_destroy(bed);
+    }
+}
+
+static void test_a_stall_after_fin_ends_the_slot_within_t_stall(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RECEIVING);
+    apply_fin(bed);
+    int64_t start = bed->now;
+    bed_wait(bed, 10000);
+    assert_string_equal(bed->text, "end(failed) refuse link_disarm");
+    assert_in_range(bed->now - start, 5 * BED_SECOND, 5 * BED_SECOND + 200000000);
+    bed_destroy(bed);
+}
+
+static void test_silence_of_the_router_ends_its_entries_within_the_lease(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RUNNING);
+    struct event tick = {.kind = EVENT_TICK};
+    int64_t start = bed->now;
+    while (bed->core.node.sessions_live > 0 && bed->now < start + 20 * BED_SECOND) {
+        bed->now += TICK_MS * 1000000ll;
+        decode_core_step(&bed->core, &tick, (struct instant){bed->now}, &bed->out);
+    }
+    assert_in_range(bed->now - start, 5 * BED_SECOND, 6 * BED_SECOND + 200000000);
+    assert_string_equal(bed_state(bed), "leaving"); /* its step still runs */
+    apply_step_done(bed);
+    assert_string_equal(bed_state(bed), "gone");
+    assert_int_equal(bed->core.pages.owned, 0);
+    bed_destroy(bed);
+}
+
+static void test_a_paused_process_reads_its_mail_before_it_judges(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RUNNING);
+    bed->now += 60 * BED_SECOND; /* SIGSTOP for a minute */
+    struct event tick = {.kind = EVENT_TICK};
+    bed_step(bed, &tick);
+    assert_int_equal(bed->core.node.sessions_live, 3);
+    assert_int_equal(bed->core.node.stats.pauses, 1);
+    assert_string_equal(bed_state(bed), "running");
+    bed_destroy(bed);
+}
+
+static void test_a_newer_hello_ends_the_older_session_of_that_incarnation(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RUNNING);
+    struct event accepted = {.kind = EVENT_STREAM_ACCEPTED, .stream = {11}};
+    bed_step(bed, &accepted);
+    struct message message;
+    struct event hello = bed_hello(&message, 11, ROLE_ROUTER, 100, digest);
+    message.u.hello.session = 2;
+    bed_step(bed, &hello);
+    assert_string_equal(bed_state(bed), "leaving");
+    struct message abort = {.kind = MESSAGE_ABORT}; /* mail of the old session says nothing more */
+    bed_send(bed, &abort, ROUTER);
+    assert_int_equal(bed->core.node.stats.stale_mail, 1);
+    bed_destroy(bed);
+}
+
+static void test_a_prefill_worker_of_another_layout_is_refused(void **state) {
+    (void)state;
+    struct bed *bed = bed_create();
+    struct event accepted = {.kind = EVENT_STREAM_ACCEPTED, .stream = {11}};
+    bed_step(bed, &accepted);
+    struct message message;
+    struct event hello = bed_hello(&message, 11, ROLE_PREFILL, 400, (struct layout_digest){5, 7});
+    bed_step(bed, &hello);
+    assert_string_equal(bed->text, "stream_close");
+    assert_int_equal(bed->core.node.stats.sessions_refused, 1);
+    bed_destroy(bed);
+}
+
+static void test_admission_refuses_what_can_never_fit_and_what_does_not_fit_now(void **state) {
+    (void)state;
+    struct bed *bed = bed_create();
+    struct message admit = bed_admit(0);
+    admit.u.admit.max_new = 30; /* over the context */
+    bed_send(bed, &admit, ROUTER);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_REJECTED)->u.rejected.cause, CAUSE_TOO_LARGE);
+    for (uint32_t i = 0; i < 2; i++) { /* 3 pages each, 8 in all */
+        admit = bed_admit(0);
+        admit.u.admit.attempt.v = 50 + i;
+        bed_send(bed, &admit, ROUTER);
+        assert_string_equal(bed->text, "admitted");
+    }
+    admit.u.admit.attempt.v = 60;
+    bed_send(bed, &admit, ROUTER);
+    const struct message *rejected = bed_sent(&bed->out, MESSAGE_REJECTED);
+    assert_int_equal(rejected->u.rejected.cause, CAUSE_BUSY);
+    assert_true(rejected->u.rejected.retry_after_ms > 0);
+    uint32_t bad[1] = {100};
+    admit.u.admit.tokens = bad;
+    admit.u.admit.token_count = 1;
+    admit.u.admit.output_first = 1;
+    bed_send(bed, &admit, ROUTER);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_REJECTED)->u.rejected.cause, CAUSE_INVALID);
+    assert_int_equal(bed->core.node.ledger.created, 2);
+    bed_destroy(bed);
+}
+
+static void test_a_finished_prompt_is_found_again_by_the_next_request(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RUNNING);
+    for (uint32_t i = 0; i < 3; i++) {
+        apply_step_done(bed);
+    }
+    assert_string_equal(bed_state(bed), "gone");
+    assert_int_equal(bed->core.pages.owned, 0);
+    struct message admit = bed_admit(0);
+    bed_send(bed, &admit, ROUTER);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.cached, 8);
+    assert_true(bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.is_local); /* nothing uncached */
+    bed_destroy(bed);
+}
+
+static void test_a_failed_transfer_leaves_nothing_in_the_prefix_cache(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RECEIVING);
+    apply_bad(bed);
+    apply_disarmed(bed);
+    assert_string_equal(bed_state(bed), "gone");
+    assert_int_equal(bed->core.pages.index.count, 0);
+    bed_destroy(bed);
+}
+
+static void test_drain_refuses_admits_and_exits_when_the_last_entry_is_gone(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RUNNING);
+    struct event drain = {.kind = EVENT_DRAIN};
+    drain.u.drain.grace = span_ms(30000);
+    bed_step(bed, &drain);
+    struct message admit = bed_admit(0);
+    admit.u.admit.attempt.v = 60;
+    bed_send(bed, &admit, ROUTER);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_REJECTED)->u.rejected.cause, CAUSE_DRAINING);
+    apply_step_done(bed);
+    apply_step_done(bed);
+    apply_step_done(bed);
+    assert_string_equal(bed->text, "tokens end(ok) exit");
+    bed_destroy(bed);
+}
+
+static void test_a_drain_deadline_hands_requests_back(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RESERVED);
+    struct event drain = {.kind = EVENT_DRAIN};
+    drain.u.drain.grace = span_ms(100);
+    bed_step(bed, &drain);
+    bed_wait(bed, 1000);
+    assert_string_equal(bed->text, "end(failed) exit");
+    bed_destroy(bed);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_cell_of_the_decode_table),
+        cmocka_unit_test(test_every_state_has_a_deadline_that_ends_it),
+        cmocka_unit_test(test_a_stall_after_fin_ends_the_slot_within_t_stall),
+        cmocka_unit_test(test_silence_of_the_router_ends_its_entries_within_the_lease),
+        cmocka_unit_test(test_a_paused_process_reads_its_mail_before_it_judges),
+        cmocka_unit_test(test_a_newer_hello_ends_the_older_session_of_that_incarnation),
+        cmocka_unit_test(test_a_prefill_worker_of_another_layout_is_refused),
+        cmocka_unit_test(test_admission_refuses_what_can_never_fit_and_what_does_not_fit_now),
+        cmocka_unit_test(test_a_finished_prompt_is_found_again_by_the_next_request),
+        cmocka_unit_test(test_a_failed_transfer_leaves_nothing_in_the_prefix_cache),
+        cmocka_unit_test(test_drain_refuses_admits_and_exits_when_the_last_entry_is_gone),
+        cmocka_unit_test(test_a_drain_deadline_hands_requests_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
