@@ -351,10 +351,18 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
         return;
     }
     struct connection *connection = calloc(1, sizeof *connection);
-    CHECK(connection != NULL);
+    struct bufferevent *bev = bufferevent_socket_new(admin->base, fd, BEV_OPT_CLOSE_ON_FREE);
+    if (connection == NULL || bev == NULL) {
+        free(connection);
+        if (bev != NULL) {
+            bufferevent_free(bev);
+        } else {
+            (void)close(fd); /* nothing was sent on it */
+        }
+        return;
+    }
     connection->admin = admin;
-    connection->bev = bufferevent_socket_new(admin->base, fd, BEV_OPT_CLOSE_ON_FREE);
-    CHECK(connection->bev != NULL);
+    connection->bev = bev;
     connection->deadline = instant_add(clock_now(), admin->idle_timeout);
     connection->next = admin->first;
     if (admin->first != NULL) {
@@ -452,6 +460,10 @@ static int listen_on(const struct addrinfo *address) {
 static enum status admin_listen(const struct admin_config *config, int *fd_out,
                                 struct writer *error) {
     const char *host = config->host != NULL ? config->host : "";
+    bool is_v6 = strchr(host, ':') != NULL;
+    char shown[300];
+    (void)snprintf(shown, sizeof shown, "%s%s%s:%u", is_v6 ? "[" : "", host, is_v6 ? "]" : "",
+                   config->port);
     char port[8];
     (void)snprintf(port, sizeof port, "%u", config->port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
@@ -459,9 +471,9 @@ static enum status admin_listen(const struct admin_config *config, int *fd_out,
     int rc = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, &addresses);
     if (rc != 0) {
         writer_printf(error,
-                      "cannot listen for admin on %s:%s: %s; give an address of this machine with "
+                      "cannot listen for admin on %s: %s; give an address of this machine with "
                       "--admin",
-                      host, port, gai_strerror(rc));
+                      shown, gai_strerror(rc));
         return STATUS_INVALID;
     }
     int fd = -1;
@@ -472,7 +484,7 @@ static enum status admin_listen(const struct admin_config *config, int *fd_out,
     }
     freeaddrinfo(addresses);
     if (fd < 0) {
-        writer_printf(error, "cannot listen for admin on %s:%s: %s; %s with --admin", host, port,
+        writer_printf(error, "cannot listen for admin on %s: %s; %s with --admin", shown,
                       strerrordesc_np(failed),
                       failed == EADDRINUSE
                           ? "another program has it: stop that one or choose another port"

@@ -123,7 +123,8 @@ uint64_t log_dropped(void);
 /* Writes lines to this descriptor instead of 2 (tests). Before log_start. */
 void log_set_fd(int fd);
 
-/* Table entries for a settings struct that has a `struct log_settings` member. Needs config.h. */
+/* Entries of a file-scope table for a settings struct with a `struct log_settings` member. Needs
+ * config.h. */
 #define LOG_CONFIG_ENTRIES(settings_, member_)                                                     \
     {.flag = "log-level",                                                                          \
      .type = CONFIG_CHOICE,                                                                        \

@@ -55,7 +55,10 @@ void beat_register(struct beat *beat, const char *name, struct span limit) {
     text_copy(copy, sizeof copy, name);
     *beat = (struct beat){.limit = limit};
     text_copy(beat->name, sizeof beat->name, copy);
-    CHECK(pthread_setname_np(pthread_self(), beat->name) == 0);
+    /* The main thread's name is the process's: ps and pgrep must find the program. */
+    if (gettid() != getpid()) {
+        CHECK(pthread_setname_np(pthread_self(), beat->name) == 0);
+    }
     CHECK(pthread_getcpuclockid(pthread_self(), &beat->cpu_clock) == 0);
     thread_beat(beat);
     beat->seen_ns = atomic_load_explicit(&beat->at_ns, memory_order_relaxed);

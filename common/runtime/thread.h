@@ -69,8 +69,8 @@ MUST_USE enum status thread_join(struct thread *thread, struct instant deadline)
 
 /* One relaxed store of the clock. Only the thread that the beat belongs to. */
 void thread_beat(struct beat *beat);
-/* Registers the calling thread (not started by thread_start) and names it. beat: the caller's
- * memory until unregistered. */
+/* Registers the calling thread (not started by thread_start) and names it, except for the main
+ * thread, whose name is the program's. beat: the caller's memory until unregistered. */
 void beat_register(struct beat *beat, const char *name, struct span limit);
 void beat_unregister(struct beat *beat);
 

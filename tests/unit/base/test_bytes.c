@@ -169,6 +169,17 @@ static void test_utf8_table_of_known_cases(void **state) {
     }
 }
 
+/* Also when the byte behind the end would complete the character. */
+static void test_utf8_never_looks_behind_the_end(void **state) {
+    (void)state;
+    const uint8_t *text = (const uint8_t *)"\xc3\xbc\xe2\x82\xac\xf0\x9f\x98\x80";
+    static const bool is_whole[] = {true, false, true,  false, false,
+                                    true, false, false, false, true};
+    for (size_t len = 0; len < 10; len++) {
+        assert_int_equal(utf8_is_valid(text, len), is_whole[len]);
+    }
+}
+
 static void test_utf8_of_random_strings_agrees_with_the_table_decoder(void **state) {
     (void)state;
     static const uint8_t alphabet[] = {0x00, 0x41, 0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf,
@@ -198,6 +209,7 @@ int main(void) {
         cmocka_unit_test(test_utf8_of_all_strings_of_one_and_two_bytes),
         cmocka_unit_test(test_utf8_of_every_code_point_and_its_neighbours),
         cmocka_unit_test(test_utf8_table_of_known_cases),
+        cmocka_unit_test(test_utf8_never_looks_behind_the_end),
         cmocka_unit_test(test_utf8_of_random_strings_agrees_with_the_table_decoder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

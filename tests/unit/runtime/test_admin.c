@@ -49,6 +49,17 @@ static void handle_large(void *ctx, const struct admin_request *request,
         buffer_text(&reply->body, "0123456789abcde\n");
     }
 }
+/* More than the sockets of both ends hold. */
+#define HUGE_LEN (24u * 1024 * 1024)
+static void handle_huge(void *ctx, const struct admin_request *request, struct admin_reply *reply) {
+    (void)ctx;
+    (void)request;
+    char block[1024];
+    memset(block, 'h', sizeof block);
+    while (reply->body.len < HUGE_LEN) {
+        buffer_put(&reply->body, block, sizeof block);
+    }
+}
 static void handle_endless(void *ctx, const struct admin_request *request,
                            struct admin_reply *reply) {
     (void)ctx;
@@ -66,6 +77,7 @@ static const struct admin_route routes[] = {
     {ADMIN_POST, "/both", handle_drain, NULL, NULL},
     {ADMIN_GET, "/query", handle_query, NULL, NULL},
     {ADMIN_GET, "/large", handle_large, NULL, NULL},
+    {ADMIN_GET, "/huge", handle_huge, NULL, NULL},
     {ADMIN_GET, "/endless", handle_endless, NULL, NULL},
 };
 
@@ -436,9 +448,17 @@ static void test_a_client_that_half_closes_still_gets_its_answer(void **state) {
     (void)state;
     struct admin *admin = start_with(0, span_ms(0));
     int fd = dial(admin);
-    send_text(fd, "GET /large HTTP/1.1\r\n\r\n");
+    send_text(fd, "GET /huge HTTP/1.1\r\n\r\n");
     assert_int_equal(shutdown(fd, SHUT_WR), 0);
-    assert_contains(read_to_end(fd), "Content-Length: 800000\r\n");
+    (void)poll(NULL, 0, 100); /* the server sees the end while the answer is still on its way */
+    size_t len = 0;
+    ssize_t got = 0;
+    while ((got = recv(fd, answer, ANSWER_CAP, 0)) > 0) {
+        len += (size_t)got;
+    }
+    assert_int_equal(got, 0);
+    assert_true(len > HUGE_LEN);
+    assert_int_equal(close(fd), 0);
     stop(admin);
 }
 

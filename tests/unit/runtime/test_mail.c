@@ -1,5 +1,6 @@
 #include "runtime/mail.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -168,6 +169,41 @@ static void test_close_under_fire_accounts_for_every_mail(void **state) {
     mailbox_fini(&box);
 }
 
+struct slow_wake {
+    struct mailbox box;
+    struct letter letter;
+    atomic_bool is_begun;
+    atomic_bool is_done;
+};
+
+static void wake_slowly(void *ctx) {
+    struct slow_wake *slow = ctx;
+    atomic_store(&slow->is_begun, true);
+    (void)poll(NULL, 0, 50); /* a close that did not wait would return now */
+    atomic_store(&slow->is_done, true);
+}
+
+static void *post_one(void *arg) {
+    struct slow_wake *slow = arg;
+    assert_true(mailbox_post(&slow->box, &slow->letter.mail));
+    return NULL;
+}
+
+static void test_close_returns_only_after_a_wake_that_runs(void **state) {
+    (void)state;
+    struct slow_wake slow = {.is_begun = false};
+    mailbox_init(&slow.box, wake_slowly, &slow);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, post_one, &slow), 0);
+    while (!atomic_load(&slow.is_begun)) {
+        (void)poll(NULL, 0, 1);
+    }
+    assert_ptr_equal(mailbox_close(&slow.box), &slow.letter.mail);
+    assert_true(atomic_load(&slow.is_done));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    mailbox_fini(&slow.box);
+}
+
 struct memo {
     struct mail mail;
     struct mailbox *back_to;
@@ -206,6 +242,7 @@ int main(void) {
         cmocka_unit_test(test_wait_ends_at_the_deadline),
         cmocka_unit_test(test_many_posters_lose_nothing_and_keep_each_ones_order),
         cmocka_unit_test(test_close_under_fire_accounts_for_every_mail),
+        cmocka_unit_test(test_close_returns_only_after_a_wake_that_runs),
         cmocka_unit_test(test_run_all_lets_a_mail_post_itself_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
