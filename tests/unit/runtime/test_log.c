@@ -266,18 +266,20 @@ static void test_lines_of_many_threads_are_never_mixed(void **state) {
     for (int i = 0; i < 4; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
     }
-    char *text = (char *)(uintptr_t)fixture_read(&fixture);
     uint32_t lines = 0;
-    char *rest = text;
-    for (char *line = strtok_r(text, "\n", &rest); line != NULL;
-         line = strtok_r(NULL, "\n", &rest)) {
+    const char *line = fixture_read(&fixture);
+    for (const char *end = strchr(line, '\n'); end != NULL; end = strchr(line, '\n')) {
         char name[8];
         unsigned number = 0;
-        assert_int_equal(
-            sscanf(line + 24, " DEBUG router/r1 from a thread thread %7s number %u", name, &number),
-            2);
+        int used = 0;
+        assert_int_equal(sscanf(line + 24, " DEBUG router/r1 from a thread thread %7s number %u%n",
+                                name, &number, &used),
+                         2);
+        assert_ptr_equal(line + 24 + used, end); /* nothing of another line behind it */
         lines++;
+        line = end + 1;
     }
+    assert_string_equal(line, "");
     assert_int_equal(lines, 160);
     fixture_end(&fixture);
 }
