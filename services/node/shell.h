@@ -58,9 +58,10 @@ void *shell_mail_payload(struct shell_mail *mail, size_t len);
 /* Hands it over. Mail from one thread keeps its order. Any thread, never blocks. */
 void shell_post(struct shell *shell, struct shell_mail *mail);
 
-/* Runs fn(ctx) on the control thread and waits for it; false (and fn may still run later: ctx must
- * be counted) if it did not happen by the deadline. Not on the control, rpc, link or step thread.
- * `done` is called once in any case, when ctx is no longer used by the control thread. */
+/* Runs fn(ctx) on the control thread and waits for it: true, and ctx is the caller's again. False
+ * if it did not happen by the deadline: then ctx is the shell's, which calls done(ctx) once, as
+ * soon as the control thread does not use it any more (NULL: nothing to give back). Not on the
+ * control, rpc, link or step thread. */
 bool shell_query(struct shell *shell, void (*fn)(void *ctx), void (*done)(void *ctx), void *ctx,
                  struct instant deadline);
 /* True on the control thread. */
@@ -89,7 +90,7 @@ struct shell_core {
     void (*reasons)(void *ctx, struct buffer *lines);
     /* Appends members to the object of /debug/entries, each as `,"name":value`. */
     void (*describe)(void *ctx, struct buffer *json);
-    /* Pages that are neither free, cached nor owned, or are counted twice; must be 0. */
+    /* Pages that are neither free, cached nor owned (or counted twice: negative); must be 0. */
     int64_t (*pages_imbalance)(void *ctx);
 };
 
@@ -106,8 +107,13 @@ struct shell_config {
 };
 
 /* After config_start; signals_block must have come first. Starts log, watchdog, rpc, admin port
- * (not ready: "starting") and draws the incarnation. */
+ * (not ready: "starting") and draws the incarnation. STATUS_RANGE: the settings contradict each
+ * other. */
 MUST_USE enum status shell_create(const struct shell_config *config, struct shell **out);
+/* What main returns when something failed at start: 2 for settings, else 1. */
+static inline int shell_exit_code(enum status status) {
+    return status == STATUS_RANGE ? 2 : 1;
+}
 
 /* What /readyz says until shell_start; static text ("loading the model"). */
 void shell_phase(struct shell *shell, const char *phase);
@@ -151,8 +157,8 @@ MUST_USE enum status shell_register_router(struct shell *shell, const struct rou
 /* Stops admission; what is left after `grace` fails; then shell_wait returns. Any thread. */
 void shell_drain(struct shell *shell, struct span grace);
 /* Waits for a signal (the first drains, the second leaves the process at once) until the core is
- * drained. Then call shell_stop. */
-void shell_wait(struct shell *shell);
+ * drained; then call shell_stop. STATUS_TIMEOUT: the core missed its own deadline for that. */
+MUST_USE enum status shell_wait(struct shell *shell);
 
 /* Deregisters and ends the control thread: afterwards no function of shell_core runs, and mail is
  * given back unread. STATUS_TIMEOUT: something hangs; leave by _exit. */
