@@ -1,0 +1,729 @@
+/* R, cell by cell: every (state, event) pair of the table in protocol.md section 4, and every
+ * state's deadline. */
+#include "unit/core/bed.h"
+
+#define DECODE  2u /* streams that R opens, in the order in which workers are seen */
+#define PREFILL 4u
+#define DECODE2 6u
+#define CALL    31u
+
+enum column { TOKENIZING, PLACING, ADMITTING, PREFILLING, ASKING, STREAMING, ANSWERING, COLUMNS };
+
+struct bed {
+    struct router_core core;
+    struct effects out;
+    void *memory;
+    int64_t now;
+    uint64_t request;
+    struct attempt_id attempt; /* the first one */
+    char text[512];
+};
+
+static const struct layout_digest digest = {5, 6};
+
+static void bed_step(struct bed *bed, const struct event *event) {
+    bed->now += 1000000;
+    router_core_step(&bed->core, event, (struct instant){bed->now}, &bed->out);
+    router_verify(&bed->core);
+    bed_describe(&bed->out, bed->text, sizeof bed->text);
+}
+
+static void bed_send(struct bed *bed, const struct message *message, uint64_t stream) {
+    struct event event = bed_mail(message, stream);
+    bed_step(bed, &event);
+}
+
+static void bed_wait(struct bed *bed, int64_t ms) {
+    for (int64_t left = ms; left > 0; left -= TICK_MS) {
+        bed->now += TICK_MS * 1000000ll;
+        for (uint32_t i = 0; i < 8; i++) {
+            const struct session *session = &bed->core.node.sessions[i];
+            struct message beat = {.kind = MESSAGE_BEAT};
+            struct event mail = bed_mail(&beat, session->stream.v);
+            if (session->phase == SESSION_LIVE) {
+                router_core_step(&bed->core, &mail, (struct instant){bed->now}, &bed->out);
+            }
+        }
+        struct event tick = {.kind = EVENT_TICK};
+        router_core_step(&bed->core, &tick, (struct instant){bed->now}, &bed->out);
+        router_verify(&bed->core);
+        bed_describe(&bed->out, bed->text, sizeof bed->text);
+        if (strstr(bed->text, "abort") != NULL || strstr(bed->text, "answer") != NULL) {
+            return;
+        }
+    }
+}
+
+static void bed_worker(struct bed *bed, enum role role, uint64_t incarnation, uint64_t stream) {
+    struct worker_info info = {.incarnation = {incarnation},
+                               .role = role,
+                               .layout = digest,
+                               .vocab = 100,
+                               .context = 64,
+                               .kv_tokens = 256,
+                               .page_tokens = 4,
+                               .model = "m",
+                               .id = "w"};
+    text_copy(info.address, ADDRESS_MAX, "w:1");
+    struct event seen = {.kind = EVENT_WORKER_SEEN};
+    seen.u.worker_seen.info = &info;
+    bed_step(bed, &seen);
+    struct message message;
+    struct event hello = bed_hello(&message, stream, role, incarnation, digest);
+    bed_step(bed, &hello);
+}
+
+static struct bed *bed_create(bool has_workers) {
+    struct bed *bed = calloc(1, sizeof *bed);
+    assert_non_null(bed);
+    struct router_config config = {.node = {.role = ROLE_ROUTER,
+                                            .incarnation = {9},
+                                            .sessions_max = 8,
+                                            .timers = timers_default()},
+                                   .requests_max = 8,
+                                   .workers_max = 8,
+                                   .words_max = 4096,
+                                   .secret = {1, 2}};
+    bed->memory = bed_memory(router_bytes(&config));
+    router_init(&bed->core, &config, bed->memory);
+    bed->now = BED_SECOND;
+    if (has_workers) {
+        bed_worker(bed, ROLE_DECODE, 500, DECODE);
+        bed_worker(bed, ROLE_PREFILL, 600, PREFILL);
+    }
+    return bed;
+}
+
+static void bed_destroy(struct bed *bed) {
+    free(bed->memory);
+    free(bed);
+}
+
+static const char *bed_state(const struct bed *bed) {
+    for (uint32_t i = 0; i < bed->core.config.requests_max; i++) {
+        if (bed->core.requests[i].call.v == CALL) {
+            return request_state_name(bed->core.requests[i].state);
+        }
+    }
+    return "gone";
+}
+
+static void apply_open(struct bed *bed) {
+    struct event open = {.kind = EVENT_CLIENT_OPEN};
+    open.u.client_open.call.v = CALL;
+    open.u.client_open.model = "m";
+    open.u.client_open.request_label = "label";
+    open.u.client_open.session_label = "agent";
+    open.u.client_open.deadline = span_ms(60000);
+    bed_step(bed, &open);
+    for (uint32_t i = 0; i < bed->out.count; i++) {
+        if (bed->out.items[i].kind == EFFECT_TOKENIZE) {
+            bed->request = bed->out.items[i].u.tokenize.request;
+        }
+    }
+}
+
+static void bed_tokenized(struct bed *bed, enum status status, uint32_t count, uint32_t max) {
+    static const uint32_t tokens[5] = {3, 4, 5, 6, 7};
+    static const uint32_t eos[1] = {99};
+    struct sampling sampling = {.seed = 1};
+    struct event event = {.kind = EVENT_TOKENIZED};
+    event.u.tokenized.request = bed->request;
+    event.u.tokenized.status = status;
+    event.u.tokenized.detail = "why not";
+    event.u.tokenized.tokens = tokens;
+    event.u.tokenized.token_count = count;
+    event.u.tokenized.max_tokens = max;
+    event.u.tokenized.sampling = &sampling;
+    event.u.tokenized.eos = eos;
+    event.u.tokenized.eos_count = 1;
+    bed_step(bed, &event);
+}
+static void apply_tokenized(struct bed *bed) {
+    bed_tokenized(bed, STATUS_OK, 5, 3);
+}
+static void apply_not_tokenized(struct bed *bed) {
+    bed_tokenized(bed, STATUS_INVALID, 0, 0);
+}
+
+static void bed_admitted(struct bed *bed, bool is_local) {
+    struct message admitted = {.kind = MESSAGE_ADMITTED};
+    admitted.u.admitted.attempt = bed->attempt;
+    admitted.u.admitted.slot.v = (uint64_t)1 << 32;
+    admitted.u.admitted.is_local = is_local;
+    bed_send(bed, &admitted, DECODE);
+}
+static void apply_admitted(struct bed *bed) {
+    bed_admitted(bed, false);
+}
+static void apply_admitted_local(struct bed *bed) {
+    bed_admitted(bed, true);
+}
+static void bed_rejected(struct bed *bed, enum cause cause) {
+    struct message rejected = {.kind = MESSAGE_REJECTED};
+    rejected.u.rejected.attempt = bed->attempt;
+    rejected.u.rejected.cause = cause;
+    bed_send(bed, &rejected, DECODE);
+}
+static void apply_rejected(struct bed *bed) {
+    bed_rejected(bed, CAUSE_BUSY);
+}
+static void apply_rejected_for_good(struct bed *bed) {
+    bed_rejected(bed, CAUSE_TOO_LARGE);
+}
+static void bed_from_prefill(struct bed *bed, enum message_kind kind, enum outcome outcome) {
+    struct message message = {.kind = kind};
+    if (kind == MESSAGE_PREFILL_END) {
+        message.u.prefill_end.attempt = bed->attempt;
+        message.u.prefill_end.outcome = outcome;
+        message.u.prefill_end.cause = CAUSE_SEND_FAILED;
+    } else if (kind == MESSAGE_BUSY) {
+        message.u.rejected.attempt = bed->attempt;
+        message.u.rejected.cause = CAUSE_BUSY;
+    } else {
+        message.u.queued.attempt = bed->attempt;
+    }
+    bed_send(bed, &message, PREFILL);
+}
+static void apply_queued(struct bed *bed) {
+    bed_from_prefill(bed, MESSAGE_QUEUED, OUTCOME_NONE);
+}
+static void apply_busy(struct bed *bed) {
+    bed_from_prefill(bed, MESSAGE_BUSY, OUTCOME_NONE);
+}
+static void apply_prefill_ok(struct bed *bed) {
+    bed_from_prefill(bed, MESSAGE_PREFILL_END, OUTCOME_OK);
+}
+static void apply_prefill_failed(struct bed *bed) {
+    bed_from_prefill(bed, MESSAGE_PREFILL_END, OUTCOME_FAILED);
+}
+static void bed_tokens(struct bed *bed, uint32_t token) {
+    struct message tokens = {.kind = MESSAGE_TOKENS};
+    tokens.u.tokens.count = 1;
+    tokens.u.tokens.attempts = &bed->attempt.v;
+    tokens.u.tokens.tokens = &token;
+    bed_send(bed, &tokens, DECODE);
+}
+static void apply_tokens(struct bed *bed) {
+    bed_tokens(bed, 42);
+}
+static void bed_end(struct bed *bed, enum outcome outcome, enum cause cause) {
+    struct message end = {.kind = MESSAGE_END};
+    end.u.end.attempt = bed->attempt;
+    end.u.end.outcome = outcome;
+    end.u.end.cause = cause;
+    end.u.end.finish = FINISH_LENGTH;
+    bed_send(bed, &end, DECODE);
+}
+static void apply_end_ok(struct bed *bed) {
+    bed_end(bed, OUTCOME_OK, CAUSE_DONE);
+}
+static void apply_end_failed(struct bed *bed) {
+    bed_end(bed, OUTCOME_FAILED, CAUSE_STALL);
+}
+static void apply_end_late(struct bed *bed) {
+    bed_end(bed, OUTCOME_FAILED, CAUSE_DEADLINE);
+}
+static void apply_committed(struct bed *bed) {
+    struct message committed = {.kind = MESSAGE_COMMITTED};
+    committed.u.committed.attempt = bed->attempt;
+    bed_send(bed, &committed, DECODE);
+}
+static void bed_stream_ends(struct bed *bed, uint64_t stream) {
+    struct event event = {.kind = EVENT_STREAM_ENDED, .stream = {stream}};
+    event.u.stream_end.cause = CAUSE_SESSION_ENDED;
+    bed_step(bed, &event);
+}
+static void apply_decode_ends(struct bed *bed) {
+    bed_stream_ends(bed, DECODE);
+}
+static void apply_prefill_ends(struct bed *bed) {
+    bed_stream_ends(bed, PREFILL);
+}
+static void apply_gone(struct bed *bed) {
+    struct event event = {.kind = EVENT_CLIENT_GONE};
+    event.u.client_gone.call.v = CALL;
+    event.u.client_gone.cause = CAUSE_CLIENT_GONE;
+    bed_step(bed, &event);
+}
+static void apply_gone_twice(struct bed *bed) {
+    apply_gone(bed);
+    apply_gone(bed);
+}
+static void apply_abort_label(struct bed *bed) {
+    struct event event = {.kind = EVENT_CLIENT_ABORT};
+    event.u.client_abort.label = "label";
+    bed_step(bed, &event);
+}
+static void apply_abort_session(struct bed *bed) {
+    struct event event = {.kind = EVENT_CLIENT_ABORT};
+    event.u.client_abort.label = "agent";
+    event.u.client_abort.is_session = true;
+    bed_step(bed, &event);
+}
+static void apply_stop_found(struct bed *bed) {
+    struct event event = {.kind = EVENT_STOP_FOUND};
+    event.u.stop_found.request = bed->request;
+    event.u.stop_found.completion_tokens = 1;
+    bed_step(bed, &event);
+}
+static void apply_answered(struct bed *bed) {
+    struct event event = {.kind = EVENT_ANSWERED};
+    event.u.answered.request = bed->request;
+    bed_step(bed, &event);
+}
+static void apply_decode_unknown(struct bed *bed) {
+    struct message unknown = {.kind = MESSAGE_UNKNOWN};
+    unknown.u.audit.count = 1;
+    unknown.u.audit.ids = &bed->attempt.v;
+    bed_send(bed, &unknown, DECODE);
+}
+static void apply_decode_audit(struct bed *bed) {
+    struct message audit = {.kind = MESSAGE_AUDIT};
+    audit.u.audit.count = 1;
+    audit.u.audit.ids = &bed->attempt.v;
+    bed_send(bed, &audit, DECODE);
+}
+static void apply_deadline(struct bed *bed) {
+    struct event gone = {.kind = EVENT_CLIENT_GONE};
+    gone.u.client_gone.call.v = CALL;
+    gone.u.client_gone.cause = CAUSE_DEADLINE;
+    bed_step(bed, &gone);
+}
+static void apply_nonsense(struct bed *bed) {
+    struct message commit = {.kind = MESSAGE_COMMIT};
+    bed_send(bed, &commit, DECODE);
+}
+static void apply_lost(struct bed *bed) {
+    struct event event = {.kind = EVENT_WORKER_LOST};
+    event.u.worker_lost.incarnation.v = 500;
+    bed_step(bed, &event);
+}
+
+/* A fresh bed with the request in a state. PLACING: its only decode worker said BUSY. ASKING: P
+ * failed. */
+static struct bed *bed_in(enum column column) {
+    struct bed *bed = bed_create(true);
+    apply_open(bed);
+    assert_string_equal(bed->text, "tokenize");
+    bed->attempt = bed->core.requests[pool_index(bed->request)].attempt;
+    if (column == TOKENIZING) {
+        return bed;
+    }
+    apply_tokenized(bed);
+    assert_string_equal(bed->text, "admit");
+    if (column == PLACING) {
+        apply_rejected(bed);
+    }
+    if (column == PREFILLING || column == ASKING) {
+        apply_admitted(bed);
+        assert_string_equal(bed->text, "prefill");
+    }
+    if (column == ASKING) {
+        apply_prefill_failed(bed);
+        assert_string_equal(bed->text, "abort");
+    }
+    if (column == STREAMING || column == ANSWERING) {
+        apply_admitted_local(bed);
+        apply_tokens(bed);
+        assert_string_equal(bed->text, "deliver");
+    }
+    if (column == ANSWERING) {
+        apply_end_ok(bed);
+        assert_string_equal(bed->text, "answer(ok)");
+    }
+    return bed;
+}
+
+typedef void (*apply)(struct bed *bed);
+
+static const struct {
+    const char *name;
+    apply apply;
+    const char *cell[COLUMNS]; /* NULL: the cell is a CHECK or its sender is not there */
+} table[] = {
+    {"tokenized",
+     apply_tokenized,
+     {"admitting: admit",
+      "placing: ", "admitting: ", "prefilling: ", "asking: ", "streaming: ", "answering: "}},
+    {"not tokenized",
+     apply_not_tokenized,
+     {"answering: answer(failed)",
+      "placing: ", "admitting: ", "prefilling: ", "asking: ", "streaming: ", "answering: "}},
+    {"Admitted, remote",
+     apply_admitted,
+     {"tokenizing: ", "placing: ", "prefilling: prefill", "placing: stream_close abort", NULL, NULL,
+      "answering: "}},
+    {"Admitted, local",
+     apply_admitted_local,
+     {"tokenizing: ", "placing: ", "streaming: ", NULL, NULL, NULL, "answering: "}},
+    {"Rejected BUSY",
+     apply_rejected,
+     {"tokenizing: ", "placing: ", "placing: ", NULL, NULL, NULL, "answering: "}},
+    {"Rejected for good",
+     apply_rejected_for_good,
+     {"tokenizing: ", "placing: ", "answering: answer(failed)", NULL, NULL, NULL, "answering: "}},
+    {"P Queued",
+     apply_queued,
+     {"tokenizing: ", "placing: ", "admitting: ", "prefilling: ", "asking: ", "streaming: ",
+      "answering: "}},
+    {"P Busy",
+     apply_busy,
+     {"tokenizing: ", "placing: ", "admitting: ", "placing: abort",
+      "asking: ", "streaming: ", "answering: "}},
+    {"PrefillEnd(ok)",
+     apply_prefill_ok,
+     {"tokenizing: ", "placing: ", "admitting: ", "prefilling: ", "asking: ", "streaming: ",
+      "answering: "}},
+    {"PrefillEnd(fail)",
+     apply_prefill_failed,
+     {"tokenizing: ", "placing: ", "admitting: ", "asking: abort",
+      "asking: ", "streaming: ", "answering: "}},
+    {"R-P session ends",
+     apply_prefill_ends,
+     {"tokenizing: ", "placing: ", "admitting: ", "asking: abort",
+      "asking: ", "streaming: ", "answering: "}},
+    {"Tokens",
+     apply_tokens,
+     {"tokenizing: ", "placing: ", "placing: stream_close", "streaming: deliver",
+      "streaming: deliver", "streaming: deliver", "answering: "}},
+    {"Committed",
+     apply_committed,
+     {"tokenizing: ", "placing: ", "admitting: ", "prefilling: ", "streaming: ", "streaming: ",
+      "answering: "}},
+    {"End(ok)",
+     apply_end_ok,
+     {"tokenizing: ", "placing: ", "admitting: admit", "answering: abort answer(ok)",
+      "answering: answer(ok)", "answering: answer(ok)", "answering: "}},
+    {"End(fail)",
+     apply_end_failed,
+     {"tokenizing: ", "placing: ", "admitting: admit", "admitting: abort admit", "admitting: admit",
+      "admitting: admit", "answering: "}},
+    {"End(fail) by the deadline",
+     apply_end_late,
+     {"tokenizing: ", "placing: ", "answering: answer(failed)", "answering: abort answer(failed)",
+      "answering: answer(failed)", "answering: answer(failed)", "answering: "}},
+    {"R-D session ends",
+     apply_decode_ends,
+     {"tokenizing: ", "placing: ", "placing: ", "placing: abort",
+      "placing: ", "placing: ", "answering: "}},
+    {"client gone",
+     apply_gone,
+     {"answering: answer(aborted)", "answering: answer(aborted)",
+      "answering: abort answer(aborted)", "answering: abort abort answer(aborted)",
+      "answering: abort answer(aborted)", "answering: abort answer(aborted)", "answering: "}},
+    {"client gone, twice",
+     apply_gone_twice,
+     {"answering: ", "answering: ", "answering: ", "answering: ", "answering: ", "answering: ",
+      "answering: "}},
+    {"Abort by request_id",
+     apply_abort_label,
+     {"answering: answer(aborted)", "answering: answer(aborted)",
+      "answering: abort answer(aborted)", "answering: abort abort answer(aborted)",
+      "answering: abort answer(aborted)", "answering: abort answer(aborted)", "answering: "}},
+    {"Abort by session_id",
+     apply_abort_session,
+     {"answering: answer(aborted)", "answering: answer(aborted)",
+      "answering: abort answer(aborted)", "answering: abort abort answer(aborted)",
+      "answering: abort answer(aborted)", "answering: abort answer(aborted)", "answering: "}},
+    {"deadline",
+     apply_deadline,
+     {"answering: answer(failed)", "answering: answer(failed)", "answering: abort answer(failed)",
+      "answering: abort abort answer(failed)", "answering: abort answer(failed)",
+      "answering: abort answer(failed)", "answering: "}},
+    {"stop string found",
+     apply_stop_found,
+     {NULL, NULL, NULL, NULL, NULL, "answering: abort answer(ok)", "answering: "}},
+    {"answered", apply_answered, {NULL, NULL, NULL, NULL, NULL, NULL, "gone: "}},
+    {"D does not know it",
+     apply_decode_unknown,
+     {"tokenizing: ", "placing: ", "admitting: admit", "admitting: abort admit", "admitting: admit",
+      "admitting: admit", "answering: "}},
+    {"D's audit",
+     apply_decode_audit,
+     {"tokenizing: unknown", "placing: unknown",
+      "admitting: ", "prefilling: ", "asking: ", "streaming: ", "answering: unknown"}},
+    {"a message D may not send",
+     apply_nonsense,
+     {"tokenizing: stream_close", "placing: stream_close", "placing: stream_close",
+      "placing: stream_close abort", "placing: stream_close", "placing: stream_close",
+      "answering: stream_close"}},
+    {"D deleted from etcd while its session lives",
+     apply_lost,
+     {"tokenizing: ", "placing: ", "admitting: ", "prefilling: ", "asking: ", "streaming: ",
+      "answering: "}},
+};
+
+static void test_every_cell_of_the_router_table(void **state) {
+    (void)state;
+    uint32_t wrong = 0;
+    for (uint32_t row = 0; row < sizeof table / sizeof table[0]; row++) {
+        for (uint32_t column = 0; column < COLUMNS; column++) {
+            if (table[row].cell[column] == NULL) {
+                continue;
+            }
+            struct bed *bed = bed_in((enum column)column);
+            table[row].apply(bed);
+            char got[600];
+            (void)snprintf(got, sizeof got, "%s: %s", bed_state(bed), bed->text);
+            if (strcmp(got, table[row].cell[column]) != 0) {
+                print_error("%s in column %u:\n  expected \"%s\"\n  got      \"%s\"\n",
+                            table[row].name, column, table[row].cell[column], got);
+                wrong++;
+            }
+            bed_destroy(bed);
+        }
+    }
+    assert_int_equal(wrong, 0);
+}
+
+static void test_every_state_ends_by_the_requests_deadline(void **state) {
+    (void)state;
+    for (uint32_t column = TOKENIZING; column < ANSWERING; column++) {
+        struct bed *bed = bed_in((enum column)column);
+        for (uint32_t i = 0; i < 40 && strcmp(bed_state(bed), "answering") != 0; i++) {
+            bed_wait(bed, 61000); /* stops at each abort: an attempt may be replaced on the way */
+        }
+        assert_string_equal(bed_state(bed), "answering");
+        assert_int_equal(bed->core.parked.count, 0);
+        bed_destroy(bed);
+    }
+}
+
+static void test_an_admit_without_answer_is_aborted_and_placed_again(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(ADMITTING);
+    int64_t start = bed->now;
+    bed_wait(bed, 5000);
+    assert_string_equal(bed->text, "abort");
+    assert_in_range(bed->now - start, BED_SECOND, 2 * BED_SECOND + 200000000);
+    assert_int_equal(bed->core.stats.retries[CAUSE_T_ADMIT], 1);
+    bed_destroy(bed);
+}
+
+static void test_a_resume_sends_the_emitted_tokens_as_prompt(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(STREAMING);
+    bed_worker(bed, ROLE_DECODE, 700, DECODE2);
+    apply_decode_ends(bed);
+    const struct message *admit = bed_sent(&bed->out, MESSAGE_ADMIT);
+    assert_int_equal(admit->u.admit.token_count, 6);
+    assert_int_equal(admit->u.admit.tokens[5], 42);
+    assert_int_equal(admit->u.admit.output_first, 5);
+    assert_int_equal(admit->u.admit.max_new, 2);
+    assert_int_not_equal(admit->u.admit.attempt.v, bed->attempt.v);
+    apply_tokens(bed); /* the old attempt's output, on a session that has ended: nothing */
+    assert_string_equal(bed->text, "");
+    bed_destroy(bed);
+}
+
+static void test_a_lost_end_after_the_last_token_costs_nothing(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(STREAMING);
+    bed_tokens(bed, 99); /* end of sequence */
+    apply_decode_ends(bed);
+    assert_string_equal(bed->text, "answer(ok)");
+    bed_destroy(bed);
+}
+
+static void test_attempts_are_bounded_and_the_error_says_so(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(ADMITTING);
+    for (uint32_t i = 0; i < ROUTER_RETRIES; i++) {
+        bed->attempt = bed->core.requests[pool_index(bed->request)].attempt;
+        apply_end_failed(bed);
+        assert_string_equal(bed->text, "admit");
+    }
+    bed->attempt = bed->core.requests[pool_index(bed->request)].attempt;
+    apply_end_failed(bed);
+    assert_string_equal(bed->text, "answer(failed)");
+    const struct effect *answer = &bed->out.items[bed->out.count - 1];
+    assert_int_equal(answer->u.answer.status, STATUS_UNAVAILABLE);
+    assert_non_null(strstr(answer->u.answer.detail, "3 attempts"));
+    assert_non_null(strstr(answer->u.answer.detail, "stall"));
+    assert_true(answer->u.answer.retry_after_ms > 0);
+    bed_destroy(bed);
+}
+
+static void test_the_retry_budget_stops_a_storm(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(ADMITTING);
+    bed->core.retry_tenths = 9;
+    apply_end_failed(bed);
+    assert_string_equal(bed->text, "answer(failed)");
+    assert_non_null(strstr(bed->core.requests[pool_index(bed->request)].detail, "budget"));
+    bed_destroy(bed);
+}
+
+static void test_no_worker_at_all_waits_and_then_says_unavailable(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    apply_open(bed);
+    assert_string_equal(bed->text, "");
+    int64_t start = bed->now;
+    bed_wait(bed, 10000);
+    assert_string_equal(bed->text, "answer(failed)");
+    assert_in_range(bed->now - start, 4 * BED_SECOND, 5 * BED_SECOND + 200000000);
+    bed_destroy(bed);
+}
+
+static void test_a_worker_that_appears_in_time_serves_who_waited(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    apply_open(bed);
+    struct worker_info info = {.incarnation = {500},
+                               .role = ROLE_DECODE,
+                               .layout = digest,
+                               .vocab = 100,
+                               .context = 64,
+                               .kv_tokens = 256,
+                               .model = "m"};
+    text_copy(info.address, ADDRESS_MAX, "w:1");
+    struct event seen = {.kind = EVENT_WORKER_SEEN};
+    seen.u.worker_seen.info = &info;
+    bed_step(bed, &seen);
+    assert_string_equal(bed->text, "stream_open hello tokenize");
+    bed_destroy(bed);
+}
+
+static void test_without_prefill_workers_the_decode_worker_serves_alone(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_worker(bed, ROLE_DECODE, 500, DECODE);
+    apply_open(bed);
+    apply_tokenized(bed);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMIT)->u.admit.local_max, UINT32_MAX);
+    bed_destroy(bed);
+}
+
+static void test_an_unknown_model_is_named_together_with_those_that_exist(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    struct event open = {.kind = EVENT_CLIENT_OPEN};
+    open.u.client_open.call.v = CALL;
+    open.u.client_open.model = "other";
+    open.u.client_open.request_label = "";
+    open.u.client_open.session_label = "";
+    bed_step(bed, &open);
+    assert_string_equal(bed->text, "answer(failed)");
+    const struct effect *answer = &bed->out.items[bed->out.count - 1];
+    assert_int_equal(answer->u.answer.status, STATUS_NOT_FOUND);
+    assert_non_null(strstr(answer->u.answer.detail, "\"other\""));
+    assert_non_null(strstr(answer->u.answer.detail, "served here: m"));
+    bed_destroy(bed);
+}
+
+static void test_lengths_are_checked_before_any_worker_is_asked(void **state) {
+    (void)state;
+    const struct {
+        uint32_t count, max;
+        const char *says;
+    } cases[] = {{5, 0, "max_tokens is 0"}, {0, 3, "prompt is empty"}, {5, 60, "together exceed"}};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct bed *bed = bed_in(TOKENIZING);
+        bed_tokenized(bed, STATUS_OK, cases[i].count, cases[i].max);
+        assert_string_equal(bed->text, "answer(failed)");
+        assert_int_equal(bed->out.items[0].u.answer.status, STATUS_INVALID);
+        assert_non_null(strstr(bed->out.items[0].u.answer.detail, cases[i].says));
+        bed_destroy(bed);
+    }
+}
+
+static void test_mass_deletion_in_etcd_stops_nothing_that_has_a_session(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    apply_lost(bed);
+    apply_open(bed);
+    apply_tokenized(bed);
+    assert_string_equal(bed->text, "admit");
+    bed_destroy(bed);
+}
+
+static void test_a_busy_decode_worker_is_probed_by_one_request_at_a_time(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PLACING);
+    for (uint32_t i = 0; i < 4; i++) {
+        struct event open = {.kind = EVENT_CLIENT_OPEN};
+        open.u.client_open.call.v = 100 + i;
+        open.u.client_open.model = "m";
+        open.u.client_open.request_label = "";
+        open.u.client_open.session_label = "";
+        bed_step(bed, &open);
+        uint64_t first = bed->request;
+        bed->request = bed->out.items[bed->out.count - 1].u.tokenize.request;
+        apply_tokenized(bed);
+        bed->request = first;
+    }
+    uint32_t admits = 0;
+    struct event tick = {.kind = EVENT_TICK};
+    for (uint32_t i = 0; i < 10; i++) {
+        bed->now += TICK_MS * 1000000ll;
+        router_core_step(&bed->core, &tick, (struct instant){bed->now}, &bed->out);
+        for (uint32_t j = 0; j < bed->out.count; j++) {
+            admits += bed->out.items[j].kind == EFFECT_STREAM_SEND &&
+                              bed->out.items[j].u.message.kind == MESSAGE_ADMIT
+                          ? 1
+                          : 0;
+        }
+    }
+    assert_int_equal(admits, 1);
+    bed_destroy(bed);
+}
+
+static void test_a_pair_that_could_not_talk_is_avoided_while_there_is_another(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PREFILLING);
+    bed_worker(bed, ROLE_PREFILL, 601, DECODE2);
+    apply_prefill_failed(bed);
+    apply_end_failed(bed); /* D: aborted; a new attempt */
+    bed->attempt = bed->core.requests[pool_index(bed->request)].attempt;
+    apply_admitted(bed);
+    assert_string_equal(bed->text, "prefill");
+    for (uint32_t i = 0; i < bed->out.count; i++) {
+        if (bed->out.items[i].kind == EFFECT_STREAM_SEND) {
+            assert_int_equal(bed->out.items[i].stream.v, DECODE2);
+        }
+    }
+    bed_destroy(bed);
+}
+
+static void test_drain_refuses_new_requests_and_exits_after_the_last(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(STREAMING);
+    struct event drain = {.kind = EVENT_DRAIN};
+    drain.u.drain.grace = span_ms(30000);
+    bed_step(bed, &drain);
+    struct event open = {.kind = EVENT_CLIENT_OPEN};
+    open.u.client_open.call.v = 77;
+    open.u.client_open.model = "m";
+    open.u.client_open.request_label = "";
+    open.u.client_open.session_label = "";
+    bed_step(bed, &open);
+    assert_string_equal(bed->text, "answer(failed)");
+    apply_end_ok(bed);
+    apply_answered(bed);
+    assert_string_equal(bed->text, "exit");
+    bed_destroy(bed);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_cell_of_the_router_table),
+        cmocka_unit_test(test_every_state_ends_by_the_requests_deadline),
+        cmocka_unit_test(test_an_admit_without_answer_is_aborted_and_placed_again),
+        cmocka_unit_test(test_a_resume_sends_the_emitted_tokens_as_prompt),
+        cmocka_unit_test(test_a_lost_end_after_the_last_token_costs_nothing),
+        cmocka_unit_test(test_attempts_are_bounded_and_the_error_says_so),
+        cmocka_unit_test(test_the_retry_budget_stops_a_storm),
+        cmocka_unit_test(test_no_worker_at_all_waits_and_then_says_unavailable),
+        cmocka_unit_test(test_a_worker_that_appears_in_time_serves_who_waited),
+        cmocka_unit_test(test_without_prefill_workers_the_decode_worker_serves_alone),
+        cmocka_unit_test(test_an_unknown_model_is_named_together_with_those_that_exist),
+        cmocka_unit_test(test_lengths_are_checked_before_any_worker_is_asked),
+        cmocka_unit_test(test_mass_deletion_in_etcd_stops_nothing_that_has_a_session),
+        cmocka_unit_test(test_a_busy_decode_worker_is_probed_by_one_request_at_a_time),
+        cmocka_unit_test(test_a_pair_that_could_not_talk_is_avoided_while_there_is_another),
+        cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
