@@ -2,7 +2,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "rpc/descriptors.h"
+#include "rpc/descriptors.pb.h"
 #include "rpc/proto/reflection_v1.pb-c.h"
 #include "rpc/rpc.h"
 

@@ -3,7 +3,9 @@
  * bench_rpc_stream [STREAMS [MESSAGES [BYTES [ROUNDS]]]]: that many server streams, each of that
  * many messages, over loopback. The bare leg is the least a correct program can do: one queue and
  * one thread for each side, one message in flight per stream, every message read. Prints the
- * medians of both and their ratio; both sides share the machine, so only the ratio means much. */
+ * medians of both and their ratio; both sides share the machine, so only the ratio means much. The
+ * processor time per message (client and server together) is there because other load disturbs it
+ * less than the rate. */
 #include "base/check.h"
 #include "base/time.h"
 #include "rpc/rpc.h"
@@ -15,11 +17,12 @@
 #include <grpc/slice.h>
 #include <grpc/support/time.h>
 #include <pthread.h>
-#include <stdatomic.h>
+#include <semaphore.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { ROUNDS_MAX = 21 };
 
@@ -166,8 +169,24 @@ static void queue_end(grpc_completion_queue *queue) {
     grpc_completion_queue_destroy(queue);
 }
 
-/* Messages per second. */
-static double bare_leg(const struct load *load) {
+struct result {
+    double rate; /* messages per second */
+    double cpu;  /* microseconds of processor time per message */
+};
+
+static struct instant cpu_now(void) {
+    struct timespec at;
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &at) == 0);
+    return (struct instant){at.tv_sec * 1000000000 + at.tv_nsec};
+}
+
+static struct result result_of(uint64_t messages, struct instant start, struct instant cpu_start) {
+    return (struct result){
+        .rate = (double)messages / span_to_seconds(instant_since(clock_now(), start)),
+        .cpu = span_to_seconds(instant_since(cpu_now(), cpu_start)) * 1e6 / (double)messages};
+}
+
+static struct result bare_leg(const struct load *load) {
     struct bare_server server = {.load = load};
     server.data = calloc(1, load->bytes + 1);
     server.all = calloc(load->streams + 1, sizeof *server.all);
@@ -191,6 +210,7 @@ static double bare_leg(const struct load *load) {
     grpc_channel_credentials_release(plain);
 
     struct instant start = clock_now();
+    struct instant cpu_start = cpu_now();
     for (uint32_t i = 0; i < load->streams; i++) {
         bare_call_start(&calls[i], channel, queue);
     }
@@ -214,7 +234,7 @@ static double bare_leg(const struct load *load) {
         call->message = NULL;
         bare_read(call);
     }
-    double seconds = span_to_seconds(instant_since(clock_now(), start));
+    struct result result = result_of(got, start, cpu_start);
     CHECK_OP(got, ==, (uint64_t)load->streams * load->messages);
 
     for (uint32_t i = 0; i < load->streams; i++) {
@@ -244,7 +264,7 @@ static double bare_leg(const struct load *load) {
     free(calls);
     free(server.all);
     free(server.data);
-    return (double)got / seconds;
+    return result;
 }
 
 /* ---- the room --------------------------------------------------------------------------- */
@@ -260,8 +280,8 @@ struct room_leg {
     struct stream *streams;
     uint32_t opened;
     char *data;
-    _Atomic uint64_t got;
-    _Atomic uint32_t done;
+    uint64_t got; /* client's thread, until all are done */
+    sem_t done;
 };
 
 static void stream_next(struct stream *stream, struct rpc_call_id call) {
@@ -303,7 +323,7 @@ static void reader_closed(void *ctx, struct rpc_call_id call, const struct rpc_o
     (void)call;
     struct room_leg *leg = ctx;
     CHECK_OP(outcome->code, ==, RPC_CODE_OK);
-    leg->done++;
+    CHECK(sem_post(&leg->done) == 0);
 }
 
 static const struct rpc_handlers stream_handlers = {
@@ -311,11 +331,11 @@ static const struct rpc_handlers stream_handlers = {
 static const struct rpc_handlers reader_handlers = {.on_message = reader_message,
                                                     .on_closed = reader_closed};
 
-static double room_leg(const struct load *load) {
+static struct result room_leg(const struct load *load) {
     struct room_leg leg = {.load = load};
     leg.data = calloc(1, load->bytes + 1);
     leg.streams = calloc(load->streams, sizeof *leg.streams);
-    CHECK(leg.data != NULL && leg.streams != NULL);
+    CHECK(leg.data != NULL && leg.streams != NULL && sem_init(&leg.done, 0, 0) == 0);
     struct rpc *client_rpc = NULL;
     struct rpc_server *server = NULL;
     struct rpc_channel *channel = NULL;
@@ -334,6 +354,7 @@ static double room_leg(const struct load *load) {
     CHECK(rpc_channel_open(client_rpc, target, NULL, &options, &channel, NULL) == STATUS_OK);
 
     struct instant start = clock_now();
+    struct instant cpu_start = cpu_now();
     for (uint32_t i = 0; i < load->streams; i++) {
         struct rpc_call_config config = {.method = "/a.B/C",
                                          .kind = RPC_KIND_SERVER_STREAM,
@@ -343,20 +364,20 @@ static double room_leg(const struct load *load) {
         struct rpc_call_id call;
         CHECK(rpc_call_start(channel, &config, &call) == STATUS_OK);
     }
-    struct timespec pause = {.tv_nsec = 200000};
-    while (leg.done < load->streams) {
-        (void)nanosleep(&pause, NULL);
+    for (uint32_t i = 0; i < load->streams; i++) {
+        CHECK(sem_wait(&leg.done) == 0);
     }
-    double seconds = span_to_seconds(instant_since(clock_now(), start));
     uint64_t got = leg.got;
+    struct result result = result_of(got, start, cpu_start);
     CHECK_OP(got, ==, (uint64_t)load->streams * load->messages);
     CHECK(rpc_shutdown(client_rpc, span_ms(0), span_ms(4000)) == STATUS_OK);
     CHECK(rpc_shutdown(leg.server_rpc, span_ms(0), span_ms(4000)) == STATUS_OK);
     rpc_destroy(client_rpc);
     rpc_destroy(leg.server_rpc);
+    (void)sem_destroy(&leg.done); /* nobody waits */
     free(leg.streams);
     free(leg.data);
-    return (double)got / seconds;
+    return result;
 }
 
 /* ---- both ------------------------------------------------------------------------------- */
@@ -383,21 +404,27 @@ int main(int argc, char **argv) {
     uint32_t rounds = argument(argc, argv, 4, 5);
     CHECK_OP(rounds, >, 0);
     CHECK_OP(rounds, <=, ROUNDS_MAX);
-    double bare[ROUNDS_MAX];
-    double room[ROUNDS_MAX];
+    double rates[2][ROUNDS_MAX];
+    double cpu[2][ROUNDS_MAX];
     grpc_init();
     for (uint32_t i = 0; i < rounds; i++) {
-        bare[i] = bare_leg(&load);
-        room[i] = room_leg(&load);
-        (void)printf("round %u: bare %.0f, common/rpc %.0f messages/s\n", (unsigned)i + 1, bare[i],
-                     room[i]);
+        for (uint32_t j = 0; j < 2; j++) {
+            uint32_t which = (i + j) % 2; /* each leads as often as it follows */
+            struct result result = which == 0 ? bare_leg(&load) : room_leg(&load);
+            rates[which][i] = result.rate;
+            cpu[which][i] = result.cpu;
+        }
+        (void)printf("round %u: bare %.0f, common/rpc %.0f messages/s\n", (unsigned)i + 1,
+                     rates[0][i], rates[1][i]);
     }
-    double bare_median = median(bare, rounds);
-    double room_median = median(room, rounds);
-    (void)printf("streams %u messages %u bytes %u: bare %.0f, common/rpc %.0f messages/s, "
-                 "ratio %.2f\n",
-                 (unsigned)load.streams, (unsigned)load.messages, (unsigned)load.bytes, bare_median,
-                 room_median, room_median / bare_median);
+    double bare = median(rates[0], rounds);
+    double room = median(rates[1], rounds);
+    double bare_cpu = median(cpu[0], rounds);
+    double room_cpu = median(cpu[1], rounds);
+    (void)printf("streams %u messages %u bytes %u: bare %.0f, common/rpc %.0f messages/s, ratio "
+                 "%.2f; processor time bare %.2f, common/rpc %.2f us/message, ratio %.2f\n",
+                 (unsigned)load.streams, (unsigned)load.messages, (unsigned)load.bytes, bare, room,
+                 room / bare, bare_cpu, room_cpu, bare_cpu / room_cpu);
     grpc_shutdown();
     return 0;
 }

@@ -161,6 +161,11 @@ static void hang_open(void *ctx, struct rpc_call_id call, const struct rpc_incom
     note_open(ctx, call, incoming);
 }
 
+static void sleep_open(void *ctx, struct rpc_call_id call, const struct rpc_incoming *incoming) {
+    note_open(ctx, call, incoming);
+    (void)poll(NULL, 0, 150);
+}
+
 static void count_open(void *ctx, struct rpc_call_id call, const struct rpc_incoming *incoming) {
     struct bed *bed = ctx;
     note_open(bed, call, incoming);
@@ -221,6 +226,8 @@ static void chat_half_closed(void *ctx, struct rpc_call_id call) {
 static const struct rpc_handlers echo_handlers = {.on_open = echo_open, .on_closed = served_closed};
 static const struct rpc_handlers fail_handlers = {.on_open = fail_open, .on_closed = served_closed};
 static const struct rpc_handlers hang_handlers = {.on_open = hang_open, .on_closed = served_closed};
+static const struct rpc_handlers sleep_handlers = {.on_open = sleep_open,
+                                                   .on_closed = served_closed};
 static const struct rpc_handlers count_handlers = {.on_open = count_open,
                                                    .on_closed = served_closed};
 static const struct rpc_handlers flood_handlers = {
@@ -236,6 +243,7 @@ static void bed_methods(struct bed *bed) {
         {.path = "/t.T/Echo", .kind = RPC_KIND_UNARY, .handlers = &echo_handlers},
         {.path = "/t.T/Fail", .kind = RPC_KIND_UNARY, .handlers = &fail_handlers},
         {.path = "/t.T/Hang", .kind = RPC_KIND_UNARY, .handlers = &hang_handlers},
+        {.path = "/t.T/Sleep", .kind = RPC_KIND_UNARY, .handlers = &sleep_handlers},
         {.path = "/t.T/HangStream", .kind = RPC_KIND_SERVER_STREAM, .handlers = &hang_handlers},
         {.path = "/t.T/Count",
          .kind = RPC_KIND_SERVER_STREAM,
@@ -267,7 +275,7 @@ void bed_open(struct bed *bed, const struct bed_options *options) {
         set = *options;
     }
     memset(bed, 0, sizeof *bed);
-    bed->flood_bytes = 16 << 10;
+    bed->flood_bytes = set.flood_bytes != 0 ? set.flood_bytes : 16 << 10;
     struct rpc_error error = {""};
     if (set.remote_port == 0) {
         struct rpc_config config = {.name = "rpc-server", .calls_max = set.server_calls_max};

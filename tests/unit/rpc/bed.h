@@ -2,7 +2,8 @@
  *
  * Methods of /t.T: Echo (unary), Fail (unary: code from the payload's first byte, with trailers),
  * Hang (unary), HangStream, Count (payload "COUNT BYTES": sends that many), Flood (sends for ever,
- * paced by on_writable), Pour (sends far past its queue limit at once), Chat (bidi echo). */
+ * paced by on_writable), Pour (sends far past its queue limit at once), Chat (bidi echo), Sleep
+ * (unary, keeps the rpc thread for 150 ms, which no real handler may do). */
 #ifndef TESTS_UNIT_RPC_BED_H
 #define TESTS_UNIT_RPC_BED_H
 
@@ -61,6 +62,7 @@ struct bed_options {
     uint32_t server_calls_max;
     uint16_t remote_port; /* != 0: no server of our own, connect there */
     bool is_server_only;
+    uint32_t flood_bytes; /* of a Flood or Pour message; 0: 16 KiB */
 };
 
 void bed_open(struct bed *bed, const struct bed_options *options);

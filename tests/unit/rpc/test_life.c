@@ -240,9 +240,8 @@ static void test_grace_lets_a_call_finish_while_new_ones_are_refused(void **stat
 static void test_shutdown_with_a_stopped_reader_ends_in_time(void **state) {
     (void)state;
     struct bed bed;
-    struct bed_options options = {.is_server_only = true};
+    struct bed_options options = {.is_server_only = true, .flood_bytes = 256 << 10};
     bed_open(&bed, &options);
-    bed.flood_bytes = 256 << 10;
     char port[8];
     (void)snprintf(port, sizeof port, "%u", (unsigned)bed.port);
     struct child child;
@@ -347,7 +346,7 @@ static void test_killed_client_is_noticed_by_the_server(void **state) {
     child_start(&child, "client", port, "/t.T/HangStream");
     char line[32];
     child_line(&child, line, sizeof line);
-    assert_int_equal(bed.served.opened, 1);
+    assert_true(probe_wait(&bed.served, &bed.served.opened, 1, SOON));
     child_end(&child);
     assert_true(probe_wait(&bed.served, &bed.served.closed, 1, SOON));
     assert_true(bed.served.outcome.is_cancelled);
@@ -582,6 +581,41 @@ static void test_calls_that_carry_no_message_are_refused(void **state) {
     probe_fini(&probe);
 }
 
+struct burst_mail {
+    struct mail mail;
+    struct bed *bed;
+    struct probe *probe;
+};
+
+static void burst_run(struct mail *mail, void *ctx) {
+    (void)ctx;
+    struct burst_mail *burst = (struct burst_mail *)(void *)mail;
+    for (uint32_t i = 0; i < 30; i++) {
+        (void)bed_call(burst->bed, burst->probe, "/t.T/Sleep", RPC_KIND_UNARY, "", 60);
+    }
+}
+
+static void test_calls_whose_deadline_passed_in_the_queue_reach_no_handler(void **state) {
+    (void)state;
+    struct bed bed;
+    bed_open(&bed, NULL);
+    struct probe probe;
+    probe_init(&probe, bed.client_rpc);
+    struct burst_mail burst = {{.run = burst_run}, &bed, &probe};
+    assert_true(rpc_post(bed.client_rpc, &burst.mail));
+    assert_true(probe_wait(&probe, &probe.closed, 30, SOON));
+    assert_int_equal(probe.outcome.code, RPC_CODE_DEADLINE_EXCEEDED);
+    struct instant deadline = instant_add(clock_now(), span_ms(SOON));
+    struct rpc_counters counters;
+    do {
+        rpc_counters(bed.server_rpc, &counters);
+    } while (counters.dead_on_arrival == 0 && !instant_reached(clock_now(), deadline));
+    assert_true(counters.dead_on_arrival > 0);
+    assert_true(counters.calls_opened < 30);
+    bed_close(&bed);
+    probe_fini(&probe);
+}
+
 /* ---- strangers -------------------------------------------------------------------------- */
 
 static int stranger_connect(uint16_t port) {
@@ -673,6 +707,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_client_that_never_reads_is_ended_after_stall_ms_and_told_why),
         cmocka_unit_test(test_client_that_never_reads_a_full_queue_overflows_and_is_told_why),
         cmocka_unit_test(test_calls_that_carry_no_message_are_refused),
+        cmocka_unit_test(test_calls_whose_deadline_passed_in_the_queue_reach_no_handler),
         cmocka_unit_test(test_garbage_on_the_port_costs_only_itself),
     };
     return cmocka_run_group_tests_name("rpc_life", tests, NULL, NULL);

@@ -3,7 +3,7 @@
 #include "unit/rpc/bed.h"
 
 #include "base/check.h"
-#include "rpc/descriptors.h"
+#include "rpc/descriptors.pb.h"
 #include "rpc/health.h"
 #include "rpc/proto/health.pb-c.h"
 #include "rpc/proto/reflection_v1.pb-c.h"
