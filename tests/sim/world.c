@@ -28,6 +28,7 @@ enum sim_kind {
     SIM_FAULT_CRASH,
     SIM_FAULT_PAUSE,
     SIM_FAULT_ETCD,
+    SIM_FAULT_DRAIN,
     SIM_RESTART,
     SIM_LEASE, /* etcd notices that a process has gone */
     SIM_RELIST,
@@ -108,7 +109,7 @@ struct process {
     uint32_t peer_count;
     struct link_op *ops;
     uint32_t op_count, op_capacity;
-    bool is_listed;
+    bool is_leaving; /* drained: gone after this turn */
 };
 
 struct client {
@@ -248,6 +249,8 @@ struct knobs sim_knobs(uint64_t seed) {
     knobs.pause_every_ns =
         sim_chance(world, 400) ? (int64_t)(500 + sim_below(world, 9000)) * MS : 0;
     knobs.etcd_every_ns =
+        sim_chance(world, 300) ? (int64_t)(1000 + sim_below(world, 9000)) * MS : 0;
+    knobs.drain_every_ns =
         sim_chance(world, 300) ? (int64_t)(1000 + sim_below(world, 9000)) * MS : 0;
     knobs.chunk_lost = sim_chance(world, 300) ? sim_below(world, 100) : 0;
     knobs.chunk_bad = sim_chance(world, 200) ? sim_below(world, 100) : 0;
@@ -407,6 +410,7 @@ static void sim_announce(struct world *world, uint32_t process, bool is_seen) {
 static void sim_start(struct world *world, uint32_t process) {
     struct process *p = &world->processes[process];
     p->is_alive = true;
+    p->is_leaving = false;
     p->generation++;
     p->incarnation.v = ++world->next_incarnation;
     p->paused_until = 0;
@@ -1159,7 +1163,7 @@ static void sim_effect(struct world *world, uint32_t process, const struct effec
         TRACE(world, "  note %d %s cause %s number %llu", effect->u.note.kind, effect->u.note.label,
               cause_name(effect->u.note.cause), (unsigned long long)effect->u.note.number);
         break;
-    case EFFECT_EXIT: break;
+    case EFFECT_EXIT: world->processes[process].is_leaving = true; break;
     }
 }
 
@@ -1229,6 +1233,40 @@ static void sim_poison(struct world *world, struct process *p, const struct page
     }
 }
 
+static void sim_crash(struct world *world, uint32_t process) {
+    struct process *p = &world->processes[process];
+    TRACE(world, "FAULT crash %s-%u", role_name(p->role), process);
+    for (uint32_t i = 0; i < world->connection_count; i++) {
+        struct connection *c = &world->connections[i];
+        for (uint32_t side = 0; side < 2; side++) {
+            if (c->process[side] == process && c->generation[side] == p->generation) {
+                c->is_broken = true;
+                c->is_ended[side] = true;
+                if (sim_chance(world, 750)) { /* else cut off: only silence tells */
+                    sim_end_side(world, c, 1 - side,
+                                 world->now + sim_time(world, world->knobs.delay_ns));
+                }
+            }
+        }
+    }
+    for (uint32_t i = 0; p->role == ROLE_ROUTER && i < world->client_count; i++) {
+        struct client *client = &world->clients[i];
+        if (client->router == process && client->generation == p->generation &&
+            !client->is_answered && !client->is_lost) {
+            client->is_lost = true;
+            world->clients_open--;
+            world->result.lost_with_router++;
+        }
+    }
+    if (p->role != ROLE_ROUTER) {
+        struct sim_event *lease =
+            sim_schedule(world, SIM_LEASE, world->now + 10 * SECOND, SIM_PROCESSES);
+        lease->info = sim_info(world, process);
+    }
+    sim_stop(world, process);
+    (void)sim_schedule(world, SIM_RESTART, world->now + sim_time(world, 800 * MS), SIM_PROCESSES);
+}
+
 static void sim_turn(struct world *world, uint32_t process, const struct event *event) {
     struct process *p = &world->processes[process];
     struct instant now = {world->now};
@@ -1265,6 +1303,11 @@ static void sim_turn(struct world *world, uint32_t process, const struct event *
     } else if (p->role == ROLE_PREFILL) {
         sim_poison(world, p, &((struct prefill_core *)p->core)->pages);
     }
+    if (p->is_leaving) {
+        SIM_CHECK(world, node->ledger.live == 0, "a drained process left with entries");
+        sim_crash(world, process);
+        return;
+    }
     if (next.ns < p->next_tick || p->next_tick <= world->now) {
         p->next_tick = next.ns;
         (void)sim_schedule(world, SIM_TICK, next.ns, process);
@@ -1279,40 +1322,6 @@ static void sim_again(struct world *world, enum sim_kind kind, int64_t every) {
     if (every > 0 && !world->is_settling) {
         (void)sim_schedule(world, kind, world->now + sim_time(world, every), SIM_PROCESSES);
     }
-}
-
-static void sim_crash(struct world *world, uint32_t process) {
-    struct process *p = &world->processes[process];
-    TRACE(world, "FAULT crash %s-%u", role_name(p->role), process);
-    for (uint32_t i = 0; i < world->connection_count; i++) {
-        struct connection *c = &world->connections[i];
-        for (uint32_t side = 0; side < 2; side++) {
-            if (c->process[side] == process && c->generation[side] == p->generation) {
-                c->is_broken = true;
-                c->is_ended[side] = true;
-                if (sim_chance(world, 750)) { /* else cut off: only silence tells */
-                    sim_end_side(world, c, 1 - side,
-                                 world->now + sim_time(world, world->knobs.delay_ns));
-                }
-            }
-        }
-    }
-    for (uint32_t i = 0; p->role == ROLE_ROUTER && i < world->client_count; i++) {
-        struct client *client = &world->clients[i];
-        if (client->router == process && client->generation == p->generation &&
-            !client->is_answered && !client->is_lost) {
-            client->is_lost = true;
-            world->clients_open--;
-            world->result.lost_with_router++;
-        }
-    }
-    if (p->role != ROLE_ROUTER) {
-        struct sim_event *lease =
-            sim_schedule(world, SIM_LEASE, world->now + 10 * SECOND, SIM_PROCESSES);
-        lease->info = sim_info(world, process);
-    }
-    sim_stop(world, process);
-    (void)sim_schedule(world, SIM_RESTART, world->now + sim_time(world, 800 * MS), SIM_PROCESSES);
 }
 
 static void sim_fault(struct world *world, struct sim_event *event) {
@@ -1368,6 +1377,14 @@ static void sim_fault(struct world *world, struct sim_event *event) {
         }
         (void)sim_schedule(world, SIM_RELIST, world->now + sim_time(world, 500 * MS),
                            SIM_PROCESSES);
+        break;
+    case SIM_FAULT_DRAIN:
+        sim_again(world, SIM_FAULT_DRAIN, knobs->drain_every_ns);
+        if (p->is_alive && p->role != ROLE_ROUTER) {
+            TRACE(world, "FAULT drain %s-%u", role_name(p->role), process);
+            sim_post(world, process, EVENT_DRAIN, world->now + MS)->event.u.drain.grace =
+                span_ms(1 + sim_below(world, 5000));
+        }
         break;
     case SIM_CORE:
     case SIM_TICK:
@@ -1446,7 +1463,8 @@ static void sim_handle(struct world *world, struct sim_event *event) {
     case SIM_FAULT_STALL:
     case SIM_FAULT_CRASH:
     case SIM_FAULT_PAUSE:
-    case SIM_FAULT_ETCD: sim_fault(world, event); break;
+    case SIM_FAULT_ETCD:
+    case SIM_FAULT_DRAIN: sim_fault(world, event); break;
     case SIM_RESTART: sim_restart(world); break;
     case SIM_LEASE: sim_lease(world, event); break;
     case SIM_RELIST: sim_relist(world); break;
@@ -1527,6 +1545,7 @@ static void sim_set_up(struct world *world, uint64_t seed) {
     sim_again(world, SIM_FAULT_CRASH, knobs->crash_every_ns);
     sim_again(world, SIM_FAULT_PAUSE, knobs->pause_every_ns);
     sim_again(world, SIM_FAULT_ETCD, knobs->etcd_every_ns);
+    sim_again(world, SIM_FAULT_DRAIN, knobs->drain_every_ns);
 }
 
 static void sim_check_hook(const char *file, int line, const char *what) {
@@ -1566,15 +1585,19 @@ static void sim_resume(struct world *world, uint32_t process) {
         (void)sim_schedule(world, SIM_RESUME, p->paused_until, process);
         return;
     }
-    for (uint32_t i = 0; i < p->held_count; i++) {
-        if (!sim_is_stale(world, p->held[i])) {
-            sim_handle(world, p->held[i]);
-        }
-    }
-    for (uint32_t i = 0; i < p->held_count; i++) {
-        sim_free(p->held[i]);
-    }
+    /* The list is taken first: a process that leaves in mid-turn frees its own. */
+    struct sim_event **held = p->held;
+    uint32_t count = p->held_count;
+    p->held = NULL;
     p->held_count = 0;
+    p->held_capacity = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!sim_is_stale(world, held[i])) {
+            sim_handle(world, held[i]);
+        }
+        sim_free(held[i]);
+    }
+    free(held);
 }
 
 static void sim_loop(struct world *world) {

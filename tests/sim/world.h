@@ -48,6 +48,7 @@ struct knobs {
     int64_t crash_every_ns; /* a process dies and is started again */
     int64_t pause_every_ns; /* a process is stopped for up to 15 s */
     int64_t etcd_every_ns;  /* all workers deleted from discovery, back after a while */
+    int64_t drain_every_ns; /* a worker is asked to drain, leaves and is started again */
     uint32_t chunk_lost, chunk_bad, chunk_twice; /* KV chunks */
     uint32_t send_fails;
     uint32_t step_fails;
