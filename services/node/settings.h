@@ -28,9 +28,9 @@ struct shell_settings {
     bool test_verify;
 };
 
-#define SHELL_TIMER_ENTRY(type_, member_, name_, value_, help_)                                    \
+#define SHELL_TIMER_ENTRY(type_, member_, flag_, name_, value_, help_)                             \
     {                                                                                              \
-        .flag = "timer-" #name_, .type = CONFIG_DURATION, .help = help_, .value = value_,          \
+        .flag = "timer-" flag_, .type = CONFIG_DURATION, .help = help_, .value = value_,           \
         .least = 1, .most = 86400000, .offset = offsetof(type_, member_.timers.name_)              \
     }
 
@@ -89,37 +89,41 @@ struct shell_settings {
          .least = 100,                                                                             \
          .most = 1200000,                                                                          \
          .offset = offsetof(type_, member_.etcd_keepalive)},                                       \
-        SHELL_TIMER_ENTRY(type_, member_, beat, "1s",                                              \
+        SHELL_TIMER_ENTRY(type_, member_, "beat", beat, "1s",                                      \
                           "a session says something at least so often"),                           \
-        SHELL_TIMER_ENTRY(type_, member_, lease, "6s", "so much silence ends a session"),          \
-        SHELL_TIMER_ENTRY(type_, member_, handshake, "3s",                                         \
+        SHELL_TIMER_ENTRY(type_, member_, "lease", lease, "6s", "so much silence ends a session"), \
+        SHELL_TIMER_ENTRY(type_, member_, "handshake", handshake, "3s",                            \
                           "from a session's stream to its Hello"),                                 \
-        SHELL_TIMER_ENTRY(type_, member_, audit, "5s",                                             \
+        SHELL_TIMER_ENTRY(type_, member_, "audit", audit, "5s",                                    \
                           "how often sessions compare their entries"),                             \
-        SHELL_TIMER_ENTRY(type_, member_, admit, "2s",                                             \
+        SHELL_TIMER_ENTRY(type_, member_, "admit", admit, "2s",                                    \
                           "router: until a decode worker answers Admit"),                          \
-        SHELL_TIMER_ENTRY(type_, member_, open, "3s",                                              \
+        SHELL_TIMER_ENTRY(type_, member_, "open", open, "3s",                                      \
                           "decode: until a prefill worker opens a slot"),                          \
-        SHELL_TIMER_ENTRY(type_, member_, stall, "5s", "workers: KV transfer without progress"),   \
-        SHELL_TIMER_ENTRY(type_, member_, leave, "35s",                                            \
+        SHELL_TIMER_ENTRY(type_, member_, "stall", stall, "5s",                                    \
+                          "workers: KV transfer without progress"),                                \
+        SHELL_TIMER_ENTRY(type_, member_, "leave", leave, "35s",                                   \
                           "longest own operation: a step or a send"),                              \
-        SHELL_TIMER_ENTRY(type_, member_, request, "5m",                                           \
+        SHELL_TIMER_ENTRY(type_, member_, "request", request, "5m",                                \
                           "router: a request's deadline unless given"),                            \
-        SHELL_TIMER_ENTRY(type_, member_, place, "5s",                                             \
+        SHELL_TIMER_ENTRY(type_, member_, "place", place, "5s",                                    \
                           "router: wait without any worker for a model"),                          \
-        SHELL_TIMER_ENTRY(type_, member_, busy, "50ms", "until a full worker is asked again"),     \
-        SHELL_TIMER_ENTRY(type_, member_, backlog, "2s", "prefill: queued work, above it Busy"),   \
-        SHELL_TIMER_ENTRY(type_, member_, suspect, "10s",                                          \
+        SHELL_TIMER_ENTRY(type_, member_, "busy", busy, "50ms",                                    \
+                          "until a full worker is asked again"),                                   \
+        SHELL_TIMER_ENTRY(type_, member_, "backlog", backlog, "2s",                                \
+                          "prefill: queued work, above it Busy"),                                  \
+        SHELL_TIMER_ENTRY(type_, member_, "suspect", suspect, "10s",                               \
                           "router: a pair that could not talk is avoided"),                        \
-        SHELL_TIMER_ENTRY(type_, member_, forget, "30s",                                           \
+        SHELL_TIMER_ENTRY(type_, member_, "forget", forget, "30s",                                 \
                           "router: an unlisted worker without a session"),                         \
-        SHELL_TIMER_ENTRY(type_, member_, reconnect_first, "100ms",                                \
+        SHELL_TIMER_ENTRY(type_, member_, "reconnect-first", reconnect_first, "100ms",             \
                           "router: first wait to reconnect"),                                      \
-        SHELL_TIMER_ENTRY(type_, member_, reconnect_max, "2s",                                     \
+        SHELL_TIMER_ENTRY(type_, member_, "reconnect-max", reconnect_max, "2s",                    \
                           "router: longest wait to reconnect"),                                    \
-        SHELL_TIMER_ENTRY(type_, member_, step, "100ms",                                           \
+        SHELL_TIMER_ENTRY(type_, member_, "step", step, "100ms",                                   \
                           "workers: planned length of an engine step"),                            \
-        SHELL_TIMER_ENTRY(type_, member_, hop, "100ms", "taken off a deadline that is passed on"), \
+        SHELL_TIMER_ENTRY(type_, member_, "hop", hop, "100ms",                                     \
+                          "taken off a deadline that is passed on"),                               \
         {.flag = "test-verify",                                                                    \
          .type = CONFIG_BOOL,                                                                      \
          .help = "for tests: check every invariant of the core at every tick",                     \

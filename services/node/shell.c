@@ -605,6 +605,16 @@ enum status shell_register_worker(struct shell *shell, const struct worker_recor
     return status;
 }
 
+bool shell_published(struct shell *shell, struct worker_record *record) {
+    pthread_mutex_lock(&shell->record_lock);
+    bool has_worker = shell->has_worker;
+    if (has_worker) {
+        *record = shell->worker;
+    }
+    pthread_mutex_unlock(&shell->record_lock);
+    return has_worker;
+}
+
 enum status shell_register_router(struct shell *shell, const struct router_record *record) {
     pthread_mutex_lock(&shell->record_lock);
     shell->router = *record;

@@ -154,6 +154,9 @@ void shell_router_record(const struct shell *shell, struct router_record *record
 MUST_USE enum status shell_register_worker(struct shell *shell, const struct worker_record *record);
 MUST_USE enum status shell_register_router(struct shell *shell, const struct router_record *record);
 
+/* The worker's record as last published. False before that. Any thread. */
+bool shell_published(struct shell *shell, struct worker_record *record);
+
 /* Stops admission; what is left after `grace` fails; then shell_wait returns. Any thread. */
 void shell_drain(struct shell *shell, struct span grace);
 /* Waits for a signal (the first drains, the second leaves the process at once) until the core is

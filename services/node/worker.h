@@ -1,0 +1,105 @@
+/* What both kinds of worker share: settings, model, engine, link, and the rpc services beside
+ * sessions (Files, Describe, health).
+ *
+ * main.c of a worker: worker_create, build the core from what it offers, worker_run. Engine and
+ * link callbacks become mail here; effects towards them are worker_* calls, which give every
+ * started operation its one end also where the call itself refuses. Main thread at start and end;
+ * functions that carry out effects are the control thread's. */
+#ifndef NODE_WORKER_H
+#define NODE_WORKER_H
+
+#include <stdint.h>
+
+#include "base/siphash.h"
+#include "core/layout.h"
+#include "engine/model.h"
+#include "services/node/settings.h"
+#include "services/node/shell.h"
+
+struct budget;
+struct engine;
+struct kvlink;
+struct pages;
+struct worker_files;
+struct worker_metrics;
+
+struct worker_settings {
+    struct shell_settings shell;
+    struct config_address grpc;
+    uint32_t kv_port;
+    const char *kv_device;
+    uint32_t link; /* enum kvlink_transport */
+    const char *model;
+    const char *served_name; /* NULL: the directory's own name */
+    uint64_t kv_tokens;      /* 0: worker_create chooses */
+    uint32_t page_tokens;
+    uint32_t rows_max;
+    uint32_t entries_max;
+    uint32_t sessions_max;
+    uint32_t threads; /* 0: all processors */
+    uint32_t step_tokens;
+    struct span test_step_delay;
+};
+
+/* The table entries of both workers' programs. */
+extern const struct config_entry worker_config_entries[];
+extern const uint32_t worker_config_count;
+
+struct worker_config {
+    enum role role;
+    const char *program;
+    const char *version;
+    const struct worker_settings *settings; /* borrowed for the worker's life */
+    uint32_t sends_high; /* prefill: of the core, sizes the link's table; else 0 */
+};
+
+struct worker {
+    struct worker_config config;
+    struct shell *shell;
+    struct model *model;
+    const struct model_info *info;
+    struct kv_layout layout;
+    uint32_t page_count;
+    uint32_t context; /* tokens of one request: the model's, or what all pages hold */
+    char served_name[LABEL_MAX];
+    uint64_t tokenizer_digest;
+    struct engine *engine;
+    struct kvlink *link;
+    struct rpc_server *server;
+    struct worker_files *files;
+    struct worker_metrics *metrics;
+    /* of the core, for metrics; control thread */
+    const struct pages *pages;
+    const struct budget *budget;
+    const uint64_t *steps;
+};
+
+/* Everything but the core: shell, model, engine, link, services. On failure one sentence was
+ * logged, nothing is left behind, and the status is for shell_exit_code. */
+MUST_USE enum status worker_create(const struct worker_config *config, struct worker **out);
+/* node, layout digest, numerics and sessions_max of the core's configuration. */
+void worker_node_config(const struct worker *worker, struct node_config *config);
+/* A random key for what peers must not predict. */
+struct siphash_key worker_secret(void);
+/* `bytes` of zeroed memory, 64-aligned, for a core; aborts without memory. free() it. */
+void *worker_memory(uint64_t bytes);
+
+/* Listens, starts the core, registers, serves until drained, takes everything down and frees the
+ * worker. Returns the exit code of the program. */
+MUST_USE int worker_run(struct worker *worker, const struct shell_core *core);
+
+/* Effects; control thread. */
+void worker_step(struct worker *worker, const struct effect *effect);
+void worker_arm(struct worker *worker, const struct effect *effect);
+void worker_disarm(struct worker *worker, const struct effect *effect);
+void worker_connect(struct worker *worker, const struct effect *effect);
+void worker_send(struct worker *worker, const struct effect *effect);
+void worker_link_close(struct worker *worker, const struct effect *effect);
+
+/* For shell_core: pages, budget, steps, link counters. */
+void worker_refresh(struct worker *worker);
+int64_t worker_pages_imbalance(const struct worker *worker);
+/* Appends `"kv":{...}` and `"link":{...}`. */
+void worker_describe(struct worker *worker, struct buffer *json);
+
+#endif
