@@ -36,6 +36,8 @@
 #define LINK_WINDOW_BYTES    (1024u * 1024u)
 #define LINK_WINDOW_MAX      (64u * 1024u * 1024u)
 #define LINK_DEVICE_CAP      32u
+#define LINK_FDS_MAX         65536u
+#define LINK_PEER_SOCKETS    4u
 
 enum slot_state {
     SLOT_FREE = 0,  /* the caller may arm it */
@@ -86,6 +88,12 @@ struct peer {
     bool is_closing;      /* the close mail arrived */
     bool is_opened;       /* the connect mail arrived */
     uint32_t chunk_bytes; /* what a chunk is cut at */
+    uint16_t port;        /* of the receiver; 0 = none */
+    uint32_t socket_count;
+    struct {
+        int fd;
+        uint64_t inode;
+    } sockets[LINK_PEER_SOCKETS];
     uint32_t address_len;
     uint8_t address[KVLINK_ADDRESS_MAX];
 };
@@ -189,7 +197,8 @@ struct kvlink {
     uint32_t chunk_free;
     struct list ready;
     struct list ended;
-    uint32_t ended_head; /* ops */
+    uint64_t fds_before[LINK_FDS_MAX / 64]; /* bitmap, while an endpoint is made */
+    uint32_t ended_head;                    /* ops */
     uint32_t ended_tail;
 
     struct link_counts counts;
@@ -213,7 +222,16 @@ MUST_USE enum status link_ucx_open(struct kvlink *link, struct writer *why);
 void link_ucx_close(struct kvlink *link);
 /* The UCX part of an address, or STATUS_INVALID. *is_same_host_out: UCX will use shared memory. */
 MUST_USE enum status link_address_open(const struct kvlink *link, struct bytes address,
-                                       struct bytes *ucx_out, bool *is_same_host_out);
+                                       struct bytes *ucx_out, bool *is_same_host_out,
+                                       uint16_t *port_out);
+/* Around ucp_ep_create: remembers which sockets it opened. */
+void link_sockets_before(struct kvlink *link);
+void link_sockets_after(struct peer *peer);
+/* Shuts them down. UCX 1.13 leaves a force-closed TCP endpoint half open until the receiver closes
+ * its half. If it was waiting for room to send, the receiver's goodbye and that room can arrive in
+ * one event: the goodbye frees the endpoint, the room is then given to freed memory, and the
+ * process crashes. An end of stream ends the endpoint too, but later and in order. */
+void link_sockets_shut(const struct peer *peer);
 
 /* receive.c: the handler and what it leaves to call back. Link thread. */
 ucs_status_t link_on_chunk(void *arg, const void *header, size_t header_len, void *data, size_t len,

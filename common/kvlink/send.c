@@ -305,7 +305,9 @@ static void run_connect(struct mail *mail, void *arg) {
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = {.cb = on_ep_error, .arg = peer},
     };
+    link_sockets_before(link);
     ucs_status_t status = ucp_ep_create(link->worker, &params, &peer->ep);
+    link_sockets_after(peer);
     if (status != UCS_OK) {
         peer->ep = NULL;
         peer_fail(link, peer, status);
@@ -355,6 +357,7 @@ static void peer_close(struct kvlink *link, struct peer *peer) {
             .user_data = peer,
         };
         ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+        link_sockets_shut(peer);
         if (UCS_PTR_IS_PTR(request)) {
             peer->requests++;
             link_count(&link->counts.requests_outstanding, 1);
@@ -495,7 +498,8 @@ static uint32_t peer_find_locked(const struct kvlink *link, uint64_t id) {
 enum status kvlink_connect(struct kvlink *link, uint64_t id, struct bytes address) {
     struct bytes ucx;
     bool is_same_host;
-    enum status status = link_address_open(link, address, &ucx, &is_same_host);
+    uint16_t port;
+    enum status status = link_address_open(link, address, &ucx, &is_same_host, &port);
     if (status != STATUS_OK) {
         return status;
     }
@@ -528,6 +532,8 @@ enum status kvlink_connect(struct kvlink *link, uint64_t id, struct bytes addres
         peer->is_closing = false;
         peer->is_opened = false;
         peer->chunk_bytes = is_same_host ? LINK_SHM_CHUNK_BYTES : CHUNK_BYTES_MAX;
+        peer->port = port;
+        peer->socket_count = 0;
         peer->address_len = (uint32_t)ucx.len;
         memcpy(peer->address, ucx.data, ucx.len);
         peer->connect_mail.run = run_connect;

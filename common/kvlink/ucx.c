@@ -38,10 +38,12 @@ struct address_head {
     uint8_t version;
     uint8_t transports;
     uint16_t len; /* of UCX's bytes */
+    uint16_t port;
+    uint8_t reserved[6];
     uint64_t host;
     uint64_t sum; /* of the head before it, and of UCX's bytes */
 };
-_Static_assert(sizeof(struct address_head) == 24, "no padding in the address head");
+_Static_assert(sizeof(struct address_head) == 32, "no padding in the address head");
 
 static uint64_t address_sum(const struct address_head *head, const uint8_t *ucx) {
     return XXH3_64bits(head, offsetof(struct address_head, sum)) ^ XXH3_64bits(ucx, head->len);
@@ -49,7 +51,7 @@ static uint64_t address_sum(const struct address_head *head, const uint8_t *ucx)
 
 /* UCX unpacks an address without checking it, so garbage must not get that far. */
 enum status link_address_open(const struct kvlink *link, struct bytes address,
-                              struct bytes *ucx_out, bool *is_same_host_out) {
+                              struct bytes *ucx_out, bool *is_same_host_out, uint16_t *port_out) {
     struct address_head head;
     if (address.len <= sizeof(head) || address.len > KVLINK_ADDRESS_MAX) {
         return STATUS_INVALID;
@@ -62,6 +64,7 @@ enum status link_address_open(const struct kvlink *link, struct bytes address,
         return STATUS_INVALID;
     }
     *ucx_out = (struct bytes){ucx, head.len};
+    *port_out = head.port;
     *is_same_host_out =
         (head.transports & link->transports & LINK_TRANSPORT_SHM) != 0 && head.host == link->host;
     return STATUS_OK;
@@ -96,6 +99,7 @@ static enum status address_make(struct kvlink *link, struct writer *why) {
                                 .version = ADDRESS_VERSION,
                                 .transports = (uint8_t)link->transports,
                                 .len = (uint16_t)ucx_len,
+                                .port = kvlink_port(link),
                                 .host = link->host};
     if (ucx_len > KVLINK_ADDRESS_MAX - sizeof(head)) {
         writer_printf(why, "the UCX worker address has %zu bytes, more than %zu", ucx_len,
@@ -259,38 +263,104 @@ static enum status probe_port(const struct sockaddr_storage *address, uint16_t *
     return status;
 }
 
-/* UCX 1.13 binds its listener without SO_REUSEADDR, so the connections of a process that ended keep
- * its port taken for a minute (TIME_WAIT), and its successor cannot start on the same port. A
- * connection that is reset instead of shut down leaves nothing behind; accepted sockets inherit the
- * listener's linger time of 0. Nothing that a receiver sends is needed by anybody then. */
-static void reset_on_close(const struct kvlink *link) {
+static bool is_inet_socket(int fd, bool is_remote, uint16_t port) {
+    struct sockaddr_storage at;
+    socklen_t len = sizeof(at);
+    int result = is_remote ? getpeername(fd, (struct sockaddr *)&at, &len)
+                           : getsockname(fd, (struct sockaddr *)&at, &len);
+    if (result != 0 || !is_inet((const struct sockaddr *)&at)) {
+        return false;
+    }
+    uint16_t found = at.ss_family == AF_INET
+                         ? ((const struct sockaddr_in *)(const void *)&at)->sin_port
+                         : ((const struct sockaddr_in6 *)(const void *)&at)->sin6_port;
+    return ntohs(found) == port;
+}
+
+/* Calls `each` for every open descriptor of the process. */
+static void for_each_fd(void (*each)(int fd, void *arg), void *arg) {
     DIR *dir = opendir("/proc/self/fd");
-    bool is_done = false;
-    for (const struct dirent *each; dir != NULL && (each = readdir(dir)) != NULL;) {
-        int fd = (int)strtol(each->d_name, NULL, 10);
-        int is_listening = 0;
-        socklen_t len = sizeof(is_listening);
-        struct sockaddr_storage at;
-        socklen_t at_len = sizeof(at);
-        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &len) != 0 ||
-            is_listening == 0 || getsockname(fd, (struct sockaddr *)&at, &at_len) != 0 ||
-            !is_inet((const struct sockaddr *)&at)) {
-            continue;
-        }
-        uint16_t port = at.ss_family == AF_INET
-                            ? ((const struct sockaddr_in *)(const void *)&at)->sin_port
-                            : ((const struct sockaddr_in6 *)(const void *)&at)->sin6_port;
-        struct linger linger = {.l_onoff = 1, .l_linger = 0};
-        if (ntohs(port) == link->port) {
-            is_done = setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0;
+    for (const struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
+        char *end;
+        long fd = strtol(entry->d_name, &end, 10);
+        if (end != entry->d_name && fd != dirfd(dir)) {
+            each((int)fd, arg);
         }
     }
     if (dir != NULL) {
         closedir(dir);
     }
-    if (!is_done) {
+}
+
+struct listener {
+    uint16_t port;
+    bool is_done;
+};
+
+static void reset_listener(int fd, void *arg) {
+    struct listener *listener = arg;
+    int is_listening = 0;
+    socklen_t len = sizeof(is_listening);
+    struct linger linger = {.l_onoff = 1, .l_linger = 0};
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &len) == 0 && is_listening != 0 &&
+        is_inet_socket(fd, false, listener->port)) {
+        listener->is_done = setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0;
+    }
+}
+
+/* UCX 1.13 binds its listener without SO_REUSEADDR, so the connections of a process that ended keep
+ * its port taken for a minute (TIME_WAIT), and its successor cannot start on the same port. A
+ * connection that is reset instead of shut down leaves nothing behind; accepted sockets inherit the
+ * listener's linger time of 0. Nothing that a receiver sends is needed by anybody then. */
+static void reset_on_close(const struct kvlink *link) {
+    struct listener listener = {.port = link->port};
+    for_each_fd(reset_listener, &listener);
+    if (!listener.is_done) {
         LOG_WARN("kv listener not found: after a restart its port may be taken for a minute",
                  LOG_U64("port", link->port));
+    }
+}
+
+/* ---- the sockets of an endpoint ---- */
+
+static void note_fd(int fd, void *arg) {
+    struct kvlink *link = arg;
+    if ((uint32_t)fd < LINK_FDS_MAX) {
+        link->fds_before[fd / 64] |= 1ull << fd % 64;
+    }
+}
+
+void link_sockets_before(struct kvlink *link) {
+    memset(link->fds_before, 0, sizeof(link->fds_before));
+    for_each_fd(note_fd, link);
+}
+
+static void note_socket(int fd, void *arg) {
+    struct peer *peer = arg;
+    struct stat about;
+    if ((uint32_t)fd < LINK_FDS_MAX && (peer->link->fds_before[fd / 64] & 1ull << fd % 64) == 0 &&
+        peer->socket_count < LINK_PEER_SOCKETS && fstat(fd, &about) == 0 &&
+        S_ISSOCK(about.st_mode)) {
+        peer->sockets[peer->socket_count].fd = fd;
+        peer->sockets[peer->socket_count].inode = about.st_ino;
+        peer->socket_count++;
+    }
+}
+
+void link_sockets_after(struct peer *peer) {
+    peer->socket_count = 0;
+    for_each_fd(note_socket, peer);
+}
+
+void link_sockets_shut(const struct peer *peer) {
+    for (uint32_t i = 0; i < peer->socket_count; i++) {
+        struct stat about;
+        int fd = peer->sockets[i].fd;
+        /* the same socket still, and not one that another thread opened at that moment */
+        if (fstat(fd, &about) == 0 && about.st_ino == peer->sockets[i].inode &&
+            is_inet_socket(fd, true, peer->port)) {
+            (void)shutdown(fd, SHUT_RDWR); /* fails only if the peer was faster */
+        }
     }
 }
 

@@ -252,8 +252,11 @@ static void raw_open(struct raw *raw, struct side *to) {
     assert_int_equal(ucp_worker_create(raw->context, &worker, &raw->worker), UCS_OK);
     struct bytes ucx;
     bool is_same_host;
-    assert_int_equal(link_address_open(to->link, kvlink_address(to->link), &ucx, &is_same_host),
-                     STATUS_OK);
+    uint16_t port;
+    assert_int_equal(
+        link_address_open(to->link, kvlink_address(to->link), &ucx, &is_same_host, &port),
+        STATUS_OK);
+    assert_int_equal(port, kvlink_port(to->link));
     ucp_ep_params_t ep = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
                                         UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
                           .address = (const ucp_address_t *)(const void *)ucx.data,
