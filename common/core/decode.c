@@ -64,7 +64,8 @@ uint64_t decode_bytes(const struct decode_config *config) {
 }
 
 void decode_init(struct decode_core *core, const struct decode_config *config, void *memory) {
-    CHECK(config->rows_max > 0 && config->step_tokens_max >= config->rows_max);
+    CHECK(config->rows_max > 0 && config->rows_max <= STEP_ROWS_MAX);
+    CHECK(config->step_tokens_max >= config->rows_max);
     CHECK(config->entries_max > 0 && config->page_count > 0 && config->page_tokens > 0);
     memset(core, 0, sizeof *core);
     struct arena arena;

@@ -138,6 +138,8 @@ struct effect {
 
 #define EFFECTS_MAX 1024u
 
+_Static_assert(4 * STEP_ROWS_MAX <= EFFECTS_MAX, "a step in which every row ends must fit");
+
 /* One step's output. A step never appends more than EFFECTS_MAX: work that could is cut into turns.
  */
 struct effects {

@@ -11,6 +11,10 @@
 
 #include "core/sampling.h"
 
+/* Sequences in one step at most: what one step's results can bring must fit into one turn's
+ * effects. */
+#define STEP_ROWS_MAX 256u
+
 /* One sequence's share of a step: compute tokens [position, position + token_count), write their
  * KV. */
 struct plan_row {

@@ -64,7 +64,8 @@ uint64_t prefill_bytes(const struct prefill_config *config) {
 }
 
 void prefill_init(struct prefill_core *core, const struct prefill_config *config, void *memory) {
-    CHECK(config->rows_max > 0 && config->step_tokens_max > 0 && config->page_count > 0);
+    CHECK(config->rows_max > 0 && config->rows_max <= STEP_ROWS_MAX);
+    CHECK(config->step_tokens_max > 0 && config->page_count > 0);
     CHECK(config->entries_max > 0 && config->sends_high > 0);
     memset(core, 0, sizeof *core);
     struct arena arena;
