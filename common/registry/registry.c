@@ -164,7 +164,12 @@ static void registration_failed(struct registry *registry, const char *message) 
     if (registry->is_deregistered) {
         return; /* the late answer to a put */
     }
-    state_set(registry, registry->was_published ? REGISTRY_LOST : REGISTRY_WAITING, message);
+    if (registry->lease_id != 0 && registry->put_version != 0) {
+        LOG_WARN("record in etcd not changed yet", LOG_TEXT("key", registry->key),
+                 LOG_TEXT("because", message)); /* the old one is held */
+    } else {
+        state_set(registry, registry->was_published ? REGISTRY_LOST : REGISTRY_WAITING, message);
+    }
     int64_t pause_ms = (int64_t)RETRY_FIRST_MS << (registry->failures < 5 ? registry->failures : 5);
     if (pause_ms > RETRY_MOST_MS) {
         pause_ms = RETRY_MOST_MS;

@@ -44,7 +44,8 @@ MUST_USE enum status registry_create(struct rpc *rpc, const struct registry_conf
 enum registry_state {
     REGISTRY_IDLE,       /* nothing to publish */
     REGISTRY_WAITING,    /* etcd has not answered yet since start */
-    REGISTRY_REGISTERED, /* the current record is in etcd, as far as is known */
+    REGISTRY_REGISTERED, /* a record is in etcd, as far as is known; a change of it may be on its
+                            way */
     REGISTRY_LOST,       /* was registered; being put again. Not a reason to be unready */
     REGISTRY_GONE,       /* deregistered: by registry_deregister or registry_shutdown */
 };

@@ -192,6 +192,8 @@ static void test_no_event_is_lost_or_doubled_whatever_happens(void **state) {
     assert_int_equal(pthread_join(writer.thread, NULL), 0);
     tape_check(&tape, &writer.bed, "storm/");
     tape_check(&narrow_tape, &writer.bed, "storm/");
+    tape_close(&tape);
+    tape_close(&narrow_tape);
     assert_int_equal(tape.resets + narrow_tape.resets, 0);
     assert_true(narrow_tape.listed > 0);
     print_message("%u writes, %u without an answer; watched %llu events over %u streams; narrow "
@@ -200,9 +202,7 @@ static void test_no_event_is_lost_or_doubled_whatever_happens(void **state) {
                   (unsigned long long)tape.events, tape.following,
                   (unsigned long long)narrow_tape.events, (unsigned long long)narrow_tape.listed,
                   narrow_tape.following);
-    tape_close(&tape);
     tape_fini(&tape);
-    tape_close(&narrow_tape);
     tape_fini(&narrow_tape);
     bed_close(&writer.bed);
     bed_close(&narrow);

@@ -242,7 +242,7 @@ static void test_a_lease_survives_broken_streams(void **state) {
     bed_open(&bed, endpoint);
     keeper_open(&keeper, &bed, 2);
     wait_for(&keeper, &keeper.granted, "granted");
-    for (unsigned i = 0; i < 20; i++) {
+    for (unsigned i = 0; i < 12; i++) {
         proxy_cut(proxy);
         pass_ms(200);
     }
