@@ -237,6 +237,64 @@ static void test_grace_lets_a_call_finish_while_new_ones_are_refused(void **stat
     probe_fini(&held);
 }
 
+struct starter {
+    struct bed *bed;
+    struct probe *probe;
+    uint32_t started;
+    pthread_t thread;
+};
+
+static void *starter_main(void *arg) {
+    struct starter *starter = arg;
+    static const char *const methods[] = {"/t.T/Echo", "/t.T/Hang"};
+    for (uint32_t i = 0;; i++) {
+        bool is_chat = i % 3 == 2;
+        struct rpc_call_config config = {.method = is_chat ? "/t.T/Chat" : methods[i % 2],
+                                         .kind = is_chat ? RPC_KIND_BIDI : RPC_KIND_UNARY,
+                                         .deadline = INSTANT_NEVER,
+                                         .handlers = &probe_handlers,
+                                         .ctx = starter->probe};
+        struct rpc_call_id call;
+        enum status status = rpc_call_start(starter->bed->channel, &config, &call);
+        if (status == STATUS_CANCELLED) {
+            return NULL;
+        }
+        CHECK_OP(status, ==, STATUS_OK);
+        starter->started++;
+        rpc_call_send(starter->bed->client_rpc, call, "x", 1);
+        if (i % 4 != 0) {
+            rpc_call_cancel(starter->bed->client_rpc, call);
+        }
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+static void test_shutdown_against_threads_that_go_on_starting_calls(void **state) {
+    (void)state;
+    for (uint32_t round = 0; round < 5; round++) {
+        struct bed bed;
+        bed_open(&bed, NULL);
+        struct probe probe;
+        probe_init(&probe, bed.client_rpc);
+        struct starter starters[3];
+        for (uint32_t i = 0; i < 3; i++) {
+            starters[i] = (struct starter){.bed = &bed, .probe = &probe};
+            assert_int_equal(pthread_create(&starters[i].thread, NULL, starter_main, &starters[i]),
+                             0);
+        }
+        assert_true(probe_wait(&probe, &probe.closed, 50, SOON));
+        assert_int_equal(rpc_shutdown(bed.client_rpc, span_ms(0), span_ms(8000)), STATUS_OK);
+        uint32_t started = 0;
+        for (uint32_t i = 0; i < 3; i++) {
+            assert_int_equal(pthread_join(starters[i].thread, NULL), 0);
+            started += starters[i].started;
+        }
+        assert_int_equal(probe.closed, started); /* each exactly once */
+        bed_close(&bed);
+        probe_fini(&probe);
+    }
+}
+
 static void test_shutdown_with_a_stopped_reader_ends_in_time(void **state) {
     (void)state;
     struct bed bed;
@@ -698,6 +756,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_nothing_starts_after_shutdown),
         cmocka_unit_test(test_shutdown_with_live_calls_tells_the_clients),
         cmocka_unit_test(test_grace_lets_a_call_finish_while_new_ones_are_refused),
+        cmocka_unit_test(test_shutdown_against_threads_that_go_on_starting_calls),
         cmocka_unit_test(test_shutdown_with_a_stopped_reader_ends_in_time),
         cmocka_unit_test(test_killed_server_ends_calls_at_once_and_new_ones_fail_fast),
         cmocka_unit_test(test_channel_reconnects_to_a_server_that_came_back),
