@@ -386,6 +386,7 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
     info->ffn = config->ffn;
     info->kv_dtype = source == KERNELS_BF16 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
     model->kv_dtype = source == KERNELS_BF16 ? KERNELS_BF16 : KERNELS_F32;
+    info->is_tied = config->is_tied;
     info->has_bos = config->has_bos;
     info->bos_token = config->bos_token;
     info->eos_count = config->eos_count;

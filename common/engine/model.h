@@ -47,6 +47,7 @@ struct model_info {
     uint32_t head_dim;
     uint32_t ffn;
     enum kv_dtype kv_dtype; /* F32 for F32 and F16 models, BF16 for BF16 models */
+    bool is_tied;           /* the head shares the embedding's weights */
     bool has_bos;
     uint32_t bos_token;
     uint32_t eos_count; /* 0: the model has no end token */

@@ -15,6 +15,8 @@
 /* A panel's slice of 256 columns (16 KiB in F32) stays in the first-level cache while all rows
  * pass. Cutting k changes no bit: partial sums are stored and loaded as the same floats. */
 #define TILE_COLS 256u
+/* The processor's own prefetchers stop at each 4 KiB; few streams need one that does not. */
+#define PREFETCH_BYTES 4096
 
 /* ---- helpers ---- */
 
@@ -99,10 +101,13 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
     const unsigned char *w = (const unsigned char *)gemm->weights->data +
                              ((size_t)panel * cols + first) * KERNELS_PANEL * size;
     size_t w_stride = cols * KERNELS_PANEL * size;
-    const float *x = gemm->x + row * gemm->x_stride + first;
+    const float *x[TILE_ROWS];
     float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
 #pragma GCC unroll 6
     for (uint32_t i = 0; i < rows; i++) {
+        x[i] = gemm->x + (row + i) * gemm->x_stride + first;
+        /* One register for each row: gcc 12 would compute addresses on the multipliers' ports. */
+        __asm__("" : "+r"(x[i]));
 #pragma GCC unroll 4
         for (uint32_t p = 0; p < panels; p++) {
             float *cell = y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL;
@@ -110,12 +115,14 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
             high[i][p] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(cell + 8);
         }
     }
-    for (uint32_t k = 0; k < count; k++) {
+#pragma GCC unroll 2
+    for (size_t k = 0; k < count; k++) {
         __m256 w_low[4];
         __m256 w_high[4];
 #pragma GCC unroll 4
         for (uint32_t p = 0; p < panels; p++) {
-            const unsigned char *at = w + p * w_stride + (size_t)k * KERNELS_PANEL * size;
+            const unsigned char *at = w + p * w_stride + k * KERNELS_PANEL * size;
+            _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
             if (is_bf16) {
                 __m256i pairs = _mm256_load_si256((const __m256i *)(const void *)at);
                 w_low[p] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
@@ -128,7 +135,7 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
         }
 #pragma GCC unroll 6
         for (uint32_t i = 0; i < rows; i++) {
-            __m256 value = _mm256_broadcast_ss(x + i * gemm->x_stride + k);
+            __m256 value = _mm256_broadcast_ss(x[i] + k);
 #pragma GCC unroll 4
             for (uint32_t p = 0; p < panels; p++) {
                 low[i][p] = _mm256_fmadd_ps(w_low[p], value, low[i][p]);
@@ -390,6 +397,9 @@ INLINE void attend_block(const struct kernels_attention *a, const struct rows *r
     uint32_t i = 0;
     for (; i + 64 <= dim; i += 64) {
         values(out, score, rows->v, i, count, keep, 8, 8, is_bf16);
+    }
+    for (; i + 32 <= dim; i += 32) {
+        values(out, score, rows->v, i, count, keep, 8, 4, is_bf16);
     }
     for (; i + 8 <= dim; i += 8) {
         values(out, score, rows->v, i, count, keep, 8, 1, is_bf16);

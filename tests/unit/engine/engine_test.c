@@ -576,6 +576,45 @@ static void test_a_plan_out_of_range_fails_and_writes_nothing(void **state) {
     small_close(&s);
 }
 
+static void test_the_whole_context_can_be_computed_and_not_one_position_more(void **state) {
+    (void)state;
+    struct model *model = driver_model("models/stories260k", NULL);
+    struct driver driver;
+    driver_open(
+        &driver,
+        &(struct driver_config){
+            .model = model, .page_tokens = 16, .page_count = 33, .threads = 1, .tokens_max = 600});
+    static struct sequence sequence;
+    static struct batch batch;
+    uint32_t prompt[511];
+    uint32_t pages[33];
+    for (uint32_t i = 0; i < 511; i++) {
+        prompt[i] = i * 31 % 512;
+    }
+    for (uint32_t i = 0; i < 33; i++) {
+        pages[i] = 32 - i;
+    }
+    sequence_init(&sequence, prompt, 511, pages, 33);
+    batch_clear(&batch);
+    batch_add(&batch, &sequence, 511);
+    batch_run(&driver, &batch);
+    batch_clear(&batch);
+    batch_add(&batch, &sequence, 1); /* position 511 */
+    batch_run(&driver, &batch);
+    batch_clear(&batch);
+    batch_add(&batch, &sequence, 1); /* position 512, although there is a page for it */
+    struct step_plan plan = {.row_count = 1,
+                             .token_count = 1,
+                             .page_count = batch.page_count,
+                             .rows = batch.rows,
+                             .tokens = batch.tokens,
+                             .pages = batch.pages};
+    driver_step(&driver, &plan);
+    assert_int_equal(driver.status, STATUS_RANGE);
+    driver_close(&driver);
+    model_destroy(model);
+}
+
 static void test_a_step_without_rows_ends_like_any_other(void **state) {
     (void)state;
     struct small s;
@@ -689,6 +728,7 @@ int main(void) {
         cmocka_unit_test(test_a_sequence_keeps_its_bits_among_eighty),
         cmocka_unit_test(test_copied_pages_continue_with_the_same_tokens),
         cmocka_unit_test(test_a_plan_out_of_range_fails_and_writes_nothing),
+        cmocka_unit_test(test_the_whole_context_can_be_computed_and_not_one_position_more),
         cmocka_unit_test(test_a_step_without_rows_ends_like_any_other),
         cmocka_unit_test(test_layers_are_reported_in_order_only_if_the_plan_wants_them),
         cmocka_unit_test(test_a_read_of_a_poisoned_page_is_reported_as_invalid),

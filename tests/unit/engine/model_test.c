@@ -411,6 +411,45 @@ static void test_a_tensor_in_two_shards_is_refused(void **state) {
     builder_fini(&b);
 }
 
+static void test_make_model_makes_models_that_load(void **state) {
+    (void)state;
+    static const struct {
+        const char *arguments;
+        const char *numerics;
+        uint64_t parameters;
+    } cases[] = {
+        {"--dtype f32 --vocab 300", "f32/c/", 2 * 300 * 8 / 2 + 2 * (3 * 16 * 8 + 192 + 16) + 8},
+        {"--dtype bf16 --vocab 300 --untied --shards 3", "bf16/c/",
+         2 * 300 * 8 + 2 * (3 * 16 * 8 + 192 + 16) + 8},
+        {"--dtype f16 --vocab 259 --llama3-rope", "f16/c/",
+         259 * 8 + 2 * (3 * 16 * 8 + 192 + 16) + 8},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct builder b;
+        char command[512];
+        builder_init(&b, "F32", true); /* only its directory is used */
+        (void)snprintf(
+            command, sizeof(command),
+            "%s/tools/make-model --hidden 8 --heads 4 --kv-heads 2 --head-dim 2 --ffn 16 "
+            "--layers 2 --out %s %s >/dev/null",
+            BATON_SOURCE_DIR, b.directory, cases[i].arguments);
+        assert_int_equal(system(command), 0);
+        char text[512];
+        struct writer error;
+        struct model *model = NULL;
+        writer_init(&error, text, sizeof(text));
+        if (model_create(b.directory, kernels_select("c"), &error, &model) != STATUS_OK) {
+            fail_msg("%.*s", (int)error.len, text);
+        }
+        const struct model_info *info = model_info(model);
+        assert_memory_equal(info->numerics, cases[i].numerics, strlen(cases[i].numerics));
+        assert_int_equal(info->parameter_count, cases[i].parameters);
+        assert_true(info->eos_count == 1 && info->eos_tokens[0] == info->vocab_count - 1);
+        model_destroy(model);
+        builder_fini(&b);
+    }
+}
+
 /* ---- configurations that are refused ---- */
 
 static void test_a_configuration_that_is_wrong_is_refused_by_name(void **state) {
@@ -698,6 +737,7 @@ int main(void) {
         cmocka_unit_test(test_the_fingerprint_changes_with_every_weight_and_shape),
         cmocka_unit_test(test_shards_make_the_same_model_and_must_fit_their_index),
         cmocka_unit_test(test_a_tensor_in_two_shards_is_refused),
+        cmocka_unit_test(test_make_model_makes_models_that_load),
         cmocka_unit_test(test_a_configuration_that_is_wrong_is_refused_by_name),
         cmocka_unit_test(test_config_files_that_are_not_json_are_refused),
         cmocka_unit_test(test_a_safetensors_file_that_lies_is_refused),
