@@ -163,10 +163,6 @@ static void on_message(void *ctx, struct rpc_call_id call, const uint8_t *data, 
         wire_session_decode((struct bytes){data, len}, &mail->arena, &mail->message);
     if (status == STATUS_OK) {
         mail->event.u.mail.message = &mail->message;
-    } else if (status == STATUS_UNSUPPORTED) {
-        /* A kind that a newer peer knows: it costs itself only. */
-        LOG_DEBUG("message of an unknown kind ignored", LOG_U64("stream", stream->id.v));
-        mail->event.kind = 0;
     } else {
         LOG_WARN("session ends: bytes that are no message", LOG_U64("stream", stream->id.v),
                  LOG_U64("bytes", len), LOG_STATUS("status", status));
