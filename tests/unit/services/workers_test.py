@@ -432,8 +432,13 @@ class TestSessions(Case):
                 attempt=admitted.attempt, tokens=tokens[admitted.attempt], slot=admitted.slot, key=admitted.key,
                 **{"from": admitted.cached}, decode=to_d.hello.incarnation, address=decode.grpc.encode(), deadline_ms=60000)))
 
-    def test_two_legs_give_the_tokens_of_one(self):
-        decode, prefill = self.pair()
+    def test_two_legs_give_the_tokens_of_one_on_every_link(self):
+        for link in ("auto", "tcp", "shm"):
+            with self.subTest(link):
+                self.two_legs_give_the_tokens_of_one(link)
+
+    def two_legs_give_the_tokens_of_one(self, link):
+        decode, prefill = self.pair("--link", link)
         alone = self.program("decode").up()
         attempts = list(range(1, 9))
         tokens = {a: prompt(a, 20 + 30 * a) for a in attempts}
