@@ -28,14 +28,15 @@ _Static_assert((int)RPC_CODE_RESOURCE_EXHAUSTED == (int)GRPC_STATUS_RESOURCE_EXH
 _Static_assert((int)RPC_CODE_UNAUTHENTICATED == (int)GRPC_STATUS_UNAUTHENTICATED, "same");
 
 enum {
-    WAIT_MS = 100,        /* longest wait in the queue: the beat and the stall check go on */
-    TURNS_PER_CLOCK = 16, /* while busy */
-    BEAT_EVERY_MS = 10,   /* while busy: a beat is a store, but a shared one */
-    SLOTS_PER_METHOD = 8, /* accept requests kept posted; re-armed in the turn that takes one */
-    SLOTS_RESERVE = 2048, /* table entries beyond calls_max, for slots and refusals */
-    METHODS_MAX = 128,    /* per server */
-    SERVERS_MAX = 16,     /* per rpc */
-    PAIRS_MAX = 32,       /* metadata pairs in one call or finish */
+    WAIT_MS = 100,            /* longest wait in the queue: the beat and the stall check go on */
+    TURNS_PER_CLOCK = 16,     /* while busy */
+    BEAT_EVERY_MS = 10,       /* while busy: a beat is a store, but a shared one */
+    SLOTS_PER_METHOD = 8,     /* accept requests kept posted; re-armed in the turn that takes one */
+    SLOTS_RESERVE = 2048,     /* table entries beyond calls_max, for slots and refusals */
+    METHODS_MAX = 128,        /* per server */
+    SERVERS_MAX = 16,         /* per rpc */
+    MESSAGE_BYTES_MAX = 1024, /* of a status */
+    PAIRS_MAX = 32,           /* metadata pairs in one call or finish */
     CALLS_MAX_DEFAULT = 16384,
     RECEIVE_BYTES_DEFAULT = 16 << 20,
     QUEUE_BYTES_DEFAULT = 1 << 20,
@@ -220,8 +221,9 @@ struct rpc {
     struct rpc_server *servers[SERVERS_MAX];
     uint32_t servers_len;
     struct rpc_channel *channels;
-    bool is_closing; /* rpc_call_start is refused */
-    bool is_shut;    /* rpc_shutdown succeeded */
+    bool is_closing;    /* rpc_call_start is refused */
+    bool is_shut_asked; /* this and the next: of the thread that calls rpc_shutdown */
+    bool is_shut;       /* rpc_shutdown succeeded */
 
     /* rpc thread */
     struct rpc_call *dirty;
@@ -327,6 +329,8 @@ bool rpc_headers_get(const struct rpc_headers *headers, const char *key, struct 
 
 /* ---- the table of calls ----------------------------------------------------------------- */
 
+static void call_mail_run(struct mail *mail, void *ctx);
+
 /* The open call with this id, or NULL. Lock held. */
 static struct rpc_call *call_find_locked(struct rpc *rpc, struct rpc_call_id id) {
     uint32_t index = 0;
@@ -343,6 +347,10 @@ static struct rpc_call *call_take_locked(struct rpc *rpc) {
         return NULL;
     }
     struct rpc_call *call = &rpc->calls[pool_index(id)];
+    if (call->rpc == NULL) { /* never used before: the table's memory is touched as needed */
+        call->rpc = rpc;
+        call->mail.run = call_mail_run;
+    }
     memset((char *)call + offsetof(struct rpc_call, id), 0,
            sizeof *call - offsetof(struct rpc_call, id));
     call->id = id;
@@ -497,6 +505,21 @@ size_t rpc_call_queued_bytes(struct rpc *rpc, struct rpc_call_id id) {
     return bytes;
 }
 
+/* At most MESSAGE_BYTES_MAX bytes, cut between characters: a status travels in HTTP/2 headers, and
+ * a peer takes 8 KiB of them by default. */
+static char *message_copy(const char *message) {
+    size_t len = strnlen(message, MESSAGE_BYTES_MAX + 1);
+    if (len > MESSAGE_BYTES_MAX) {
+        len = MESSAGE_BYTES_MAX;
+        while (len > 0 && ((unsigned char)message[len] & 0xc0) == 0x80) {
+            len--;
+        }
+    }
+    char *copy = strndup(message, len);
+    CHECK(copy != NULL);
+    return copy;
+}
+
 void rpc_call_finish(struct rpc *rpc, struct rpc_call_id id, enum rpc_code code,
                      const char *message, const struct rpc_pair *trailers, size_t trailers_len) {
     struct pairs pairs;
@@ -504,7 +527,7 @@ void rpc_call_finish(struct rpc *rpc, struct rpc_call_id id, enum rpc_code code,
         LOG_ERROR("trailers dropped: a key or value is not legal in HTTP/2",
                   LOG_TEXT("first_key", trailers[0].key), LOG_U64("count", trailers_len));
     }
-    char *text = message == NULL || message[0] == '\0' ? NULL : strdup(message);
+    char *text = message == NULL || message[0] == '\0' ? NULL : message_copy(message);
     pthread_mutex_lock(&rpc->lock);
     struct rpc_call *call = call_find_locked(rpc, id);
     if (call == NULL || !call->is_server || !call->is_accepting) {
@@ -1322,10 +1345,6 @@ enum status rpc_create(const struct rpc_config *config, struct rpc **out) {
     rpc->pool_memory = malloc(pool_bytes(capacity));
     CHECK(rpc->calls != NULL && rpc->pool_memory != NULL);
     pool_init(&rpc->pool, capacity, rpc->pool_memory);
-    for (uint32_t i = 0; i < capacity; i++) {
-        rpc->calls[i].rpc = rpc;
-        rpc->calls[i].mail.run = call_mail_run;
-    }
     pthread_condattr_t attributes;
     CHECK(pthread_condattr_init(&attributes) == 0 &&
           pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0);
@@ -1402,6 +1421,10 @@ enum status rpc_shutdown(struct rpc *rpc, struct span grace, struct span abort_w
     if (rpc->is_shut) {
         return STATUS_OK;
     }
+    if (rpc->is_shut_asked) { /* it timed out before; the mails may still be under way */
+        return STATUS_TIMEOUT;
+    }
+    rpc->is_shut_asked = true;
     CHECK(mailbox_post(&rpc->box, &rpc->drain_mail));
     (void)wait_until(rpc, is_drained_locked, instant_add(clock_now(), grace));
 

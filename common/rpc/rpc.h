@@ -225,8 +225,8 @@ MUST_USE enum status rpc_call_start(struct rpc_channel *channel,
 void rpc_call_send(struct rpc *rpc, struct rpc_call_id call, const void *data, size_t len);
 /* Bytes accepted by rpc_call_send and not yet past gRPC's flow control; 0 for a stale id. */
 size_t rpc_call_queued_bytes(struct rpc *rpc, struct rpc_call_id call);
-/* Server: after what is queued, sends the status; message: NULL = "". trailers: borrowed until
- * return. Only the first finish counts. */
+/* Server: after what is queued, sends the status; message: NULL = "", cut after 1024 bytes.
+ * trailers: borrowed until return. Only the first finish counts. */
 void rpc_call_finish(struct rpc *rpc, struct rpc_call_id call, enum rpc_code code,
                      const char *message, const struct rpc_pair *trailers, size_t trailers_len);
 /* Server: like finish, but drops what is queued and does not wait for flow control; a peer that

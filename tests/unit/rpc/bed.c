@@ -103,6 +103,7 @@ static void probe_closed(void *ctx, struct rpc_call_id call, const struct rpc_ou
     probe->closed++;
     probe->outcome = *outcome;
     text_copy(probe->message, sizeof probe->message, outcome->message);
+    probe->message_len = strlen(outcome->message);
     probe->outcome.message = NULL;
     probe->outcome.trailers = NULL;
     if (outcome->trailers != NULL) {

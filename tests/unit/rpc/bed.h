@@ -30,10 +30,11 @@ struct probe {
     uint32_t wrong_order;
     struct rpc_call_id call; /* the last opened */
     struct rpc_outcome outcome;
-    char message[512]; /* of the outcome */
-    char last[256];    /* the last message's first bytes */
-    char trailer[64];  /* retry-after-ms */
-    char header[64];   /* x-test as the server saw it */
+    char message[512];  /* of the outcome */
+    size_t message_len; /* uncut */
+    char last[256];     /* the last message's first bytes */
+    char trailer[64];   /* retry-after-ms */
+    char header[64];    /* x-test as the server saw it */
     char peer[64];
     int64_t budget_ms; /* deadline - now, at on_open */
     /* What the client does by itself, on the rpc thread. */

@@ -152,6 +152,28 @@ static void test_unknown_method_is_answered_with_what_exists(void **state) {
     bed_close(&bed);
 }
 
+static void test_long_sentences_are_cut_between_characters(void **state) {
+    (void)state;
+    struct bed bed;
+    bed_open(&bed, NULL);
+    struct probe probe;
+    probe_init(&probe, bed.client_rpc);
+    (void)bed_call(&bed, &probe, "/t.T/Hang", RPC_KIND_UNARY, "x", 5000);
+    assert_true(probe_wait(&bed.served, &bed.served.opened, 1, SOON));
+    char *text = calloc(1, 100001);
+    assert_non_null(text);
+    for (uint32_t i = 0; i + 1 < 100000; i += 2) {
+        memcpy(text + 1 + i, "\xc3\xa9", 2);
+    }
+    text[0] = 'x';
+    rpc_call_finish(bed.server_rpc, bed.served.call, RPC_CODE_ABORTED, text, NULL, 0);
+    free(text);
+    assert_closed(&probe, RPC_CODE_ABORTED, RPC_END_STATUS);
+    assert_int_equal(probe.message_len, 1023); /* 'x' and 511 times two bytes */
+    bed_close(&bed);
+    probe_fini(&probe);
+}
+
 /* ---- cancellation ----------------------------------------------------------------------- */
 
 struct start_mail {
@@ -569,6 +591,7 @@ int main(void) {
         cmocka_unit_test(test_server_stream_delivers_all_messages_in_order_and_then_closes),
         cmocka_unit_test(test_bidi_stream_echoes_until_half_close),
         cmocka_unit_test(test_unknown_method_is_answered_with_what_exists),
+        cmocka_unit_test(test_long_sentences_are_cut_between_characters),
         cmocka_unit_test(test_cancel_before_invoke),
         cmocka_unit_test(test_cancel_after_accept_reaches_the_server),
         cmocka_unit_test(test_cancel_after_first_message_ends_a_flood),

@@ -412,20 +412,22 @@ static void test_killed_client_is_noticed_by_the_server(void **state) {
     bed_close(&bed);
 }
 
-/* With the default timers, and nothing else on the connection: a fact of gRPC 1.51 that the lease
- * of the sessions builds on (it took for ever without max_pings_without_data = 0). */
+/* Idle for some pings first: by default gRPC stops pinging a connection without data after two, and
+ * then never notices (max_pings_without_data). Shorter timers than a program's, same mechanism. */
 static void test_stopped_peers_of_idle_streams_are_noticed_on_both_sides(void **state) {
     (void)state;
     struct bed client;
     struct child stopped_server;
-    open_remote(&client, &stopped_server, NULL);
+    struct rpc_channel_options channel = {.keepalive_ms = 400, .keepalive_timeout_ms = 1000};
+    open_remote(&client, &stopped_server, &channel);
     struct probe probe;
     probe_init(&probe, client.client_rpc);
     (void)bed_call(&client, &probe, "/t.T/HangStream", RPC_KIND_SERVER_STREAM, "x", 0);
     assert_true(probe_wait(&probe, &probe.headers, 1, SOON));
 
     struct bed server;
-    struct bed_options options = {.is_server_only = true};
+    struct bed_options options = {.server = {.keepalive_ms = 400, .keepalive_timeout_ms = 1000},
+                                  .is_server_only = true};
     bed_open(&server, &options);
     char port[8];
     (void)snprintf(port, sizeof port, "%u", (unsigned)server.port);
@@ -434,11 +436,13 @@ static void test_stopped_peers_of_idle_streams_are_noticed_on_both_sides(void **
     char line[32];
     child_line(&stopped_client, line, sizeof line);
 
+    assert_false(probe_wait(&probe, &probe.closed, 1, 3000));
+    assert_false(probe_wait(&server.served, &server.served.closed, 1, 1));
     child_kill(&stopped_server, SIGSTOP);
     child_kill(&stopped_client, SIGSTOP);
-    assert_true(probe_wait(&probe, &probe.closed, 1, 20000));
+    assert_true(probe_wait(&probe, &probe.closed, 1, SOON));
     assert_int_equal(probe.outcome.code, RPC_CODE_UNAVAILABLE);
-    assert_true(probe_wait(&server.served, &server.served.closed, 1, 20000));
+    assert_true(probe_wait(&server.served, &server.served.closed, 1, SOON));
     assert_true(server.served.outcome.is_cancelled);
     child_end(&stopped_server);
     child_end(&stopped_client);
