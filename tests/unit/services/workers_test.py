@@ -464,21 +464,53 @@ class TestSessions(Case):
         self.assertEqual(sorted(s["peer_role"] for s in debug["sessions"]), ["prefill", "router"])
         self.assertEqual({t["outcome"] for t in debug["terminals"]}, {"ok"})
 
-    def test_a_router_that_vanishes_takes_its_eighty_requests_with_it(self):
+    def test_routers_that_vanish_take_their_eighty_requests_with_them_again_and_again(self):
         decode, prefill = self.pair("--test-step-delay", "30ms")
+        for cycle in range(5):
+            to_d, to_p = self.session(decode, incarnation=100 + cycle), self.session(prefill, incarnation=100 + cycle)
+            attempts = list(range(1, 81))
+            tokens = {a: prompt(a + cycle * 100, 150) for a in attempts}
+            self.hand_over(decode, to_d, to_p, attempts, tokens, 200)
+            until("entries in flight", lambda: decode.debug()["live"] >= 60)
+            entry = decode.debug()["entries"][0]
+            self.assertGreater(entry["deadline_left_ms"], 0)
+            self.assertIn(entry["peers"][0]["peer"], ("test-router", "p1"))
+            to_d.close()
+            to_p.close()
+            for each in (decode, prefill):
+                m = self.assert_quiet(each, within=5.0)
+                self.assertGreater(m["baton_abort_to_freed_seconds_count"], 0)
+        canary = self.session(decode)
+        canary.admit(1, prompt(1, 150), 20, 10000)
+        _, ends = canary.collect([1])
+        self.assertEqual(ends[1].outcome, OUTCOME_OK)
+
+    LEASE = ("--timer-beat", "200ms", "--timer-lease", "1s", "--timer-admit", "1s", "--timer-stall", "2s")
+
+    def test_a_prefill_worker_that_is_stopped_is_given_up_and_finds_nothing_left_when_it_goes_on(self):
+        decode, prefill = self.pair("--test-step-delay", "300ms", *self.LEASE)
         to_d, to_p = self.session(decode), self.session(prefill)
-        attempts = list(range(1, 81))
-        tokens = {a: prompt(a, 150) for a in attempts}
-        self.hand_over(decode, to_d, to_p, attempts, tokens, 200)
-        until("entries in flight", lambda: decode.debug()["live"] >= 60)
-        entry = decode.debug()["entries"][0]
-        self.assertGreater(entry["deadline_left_ms"], 0)
-        self.assertIn(entry["peers"][0]["peer"], ("test-router", "p1"))
-        to_d.close()
-        to_p.close()
-        for each in (decode, prefill):
-            m = self.assert_quiet(each, within=5.0)
-            self.assertGreater(m["baton_abort_to_freed_seconds_count"], 0)
+        self.hand_over(decode, to_d, to_p, [1], {1: prompt(1, 300)}, 20)
+        until("the transfer", lambda: any(e["state"] == "receiving" for e in decode.debug()["entries"]))
+        prefill.process.send_signal(signal.SIGSTOP)
+        _, ends = to_d.collect([1])
+        self.assertNotEqual(ends[1].outcome, OUTCOME_OK)
+        self.assert_quiet(decode)
+        prefill.process.send_signal(signal.SIGCONT)
+        self.assert_quiet(prefill, within=10)
+        self.assertIsNone(prefill.process.poll())
+
+    def test_a_decode_worker_that_is_killed_ends_what_was_sent_to_it(self):
+        decode, prefill = self.pair("--test-step-delay", "300ms", *self.LEASE)
+        to_d, to_p = self.session(decode), self.session(prefill)
+        self.hand_over(decode, to_d, to_p, [1], {1: prompt(1, 300)}, 20)
+        until("the transfer", lambda: any(e["state"] == "computing" for e in prefill.debug()["entries"]))
+        decode.process.kill()
+        end = to_p.expect("prefill_end")
+        self.assertNotEqual(end.outcome, OUTCOME_OK)
+        m = self.assert_quiet(prefill)
+        until("its endpoint is closed", lambda: prefill.metrics()['baton_link_operations{kind="peers"}'] == 0)
+        self.assertEqual(m['baton_own_operations{kind="send"}'], 0)
 
     def test_abort_frees_before_the_request_is_done(self):
         decode = self.program("decode", "--test-step-delay", "20ms").up()
