@@ -67,7 +67,7 @@ static void link_run(struct thread *self, void *arg) {
             break;
         }
         if (progressed == 0 && ran == 0 && !has_more) {
-            link_wait(link);
+            link_wait(link); /* spinning first was measured and gained nothing */
         }
     }
     CHECK_OP(atomic_load(&link->counts.requests_outstanding), ==, 0);

@@ -38,7 +38,8 @@ static uint64_t expected_bytes(const struct kvlink *link, const struct chunk_hea
     return rows * header->token_count; /* < 2^10 * 2^32 * 2^20 */
 }
 
-/* The sum runs ahead of the copies by less than a block, so that a block is copied while hot. */
+/* Each block is copied and then summed while hot: measured, that is faster than the other order, as
+ * the copy waits less for memory than the sum does. */
 struct payload {
     const uint8_t *data;
     size_t len;
@@ -72,10 +73,10 @@ static void copy_rows(struct kvlink *link, const struct slot *slot, struct paylo
             /* up to the next block border of the payload */
             size_t piece = SUM_BLOCK_BYTES - at % SUM_BLOCK_BYTES;
             piece = piece < left ? piece : left;
-            payload_sum_to(payload, at + piece);
             memcpy(to, payload->data + at, piece);
             to += piece;
             at += piece;
+            payload_sum_to(payload, at);
             left -= piece;
         }
         first += run;

@@ -17,7 +17,7 @@
 #include <xxh_x86dispatch.h> /* renames XXH3_64bits_update and XXH3_64bits to dispatched ones */
 #endif
 
-/* Payload is fed in pieces of this size between the copies, so that it is read from cache once. */
+/* Payload is fed in pieces of this size between the copies, so that it comes from memory once. */
 #define SUM_BLOCK_BYTES 16384u
 
 struct sum {

@@ -17,6 +17,7 @@
 struct bench {
     bool is_tcp;
     bool is_scattered;
+    bool is_spinning;  /* the bare loop never waits */
     uint32_t op_bytes; /* of one component */
     uint32_t window_bytes;
     uint64_t total_bytes; /* a multiple of op_bytes * BENCH_COMPONENTS */

@@ -80,13 +80,14 @@ static uint64_t number(const char *text) {
 
 int main(int argc, char **argv) {
     if (argc != 7) {
-        fprintf(stderr, "usage: kvlink-bench link|bare tcp|shm contiguous|scattered OP_BYTES "
+        fprintf(stderr, "usage: kvlink-bench link|bare|spin tcp|shm contiguous|scattered OP_BYTES "
                         "WINDOW_BYTES TOTAL_MIB\n");
         return 2;
     }
     bool is_link = strcmp(argv[1], "link") == 0;
     struct bench bench = {
         .is_tcp = strcmp(argv[2], "tcp") == 0,
+        .is_spinning = strcmp(argv[1], "spin") == 0,
         .is_scattered = strcmp(argv[3], "scattered") == 0,
         .op_bytes = (uint32_t)number(argv[4]),
         .window_bytes = (uint32_t)number(argv[5]),
@@ -99,6 +100,7 @@ int main(int argc, char **argv) {
     pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(fds[0]);
         bench.fd = fds[1];
         struct bench_result result = {0};
         make_pool(&bench);
@@ -106,6 +108,7 @@ int main(int argc, char **argv) {
         bench_put(&bench, &result, sizeof(result));
         _exit(0);
     }
+    close(fds[1]);
     bench.fd = fds[0];
     struct bench_result got = {0};
     struct bench_result sent = {0};
