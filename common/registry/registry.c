@@ -21,6 +21,7 @@
 #define RETRY_FIRST_MS 100  /* after a registration that failed; doubles */
 #define RETRY_MOST_MS  2000
 #define REVOKE_MIN_MS  200
+#define MISMATCHES_MAX 3u /* of our key's revision, before a pause */
 
 enum what { /* is published */
             WHAT_NOTHING,
@@ -71,6 +72,7 @@ struct registry {
     bool is_retry_waiting;
     bool is_pulsing;
     uint32_t failures;
+    uint32_t mismatches; /* in a row */
     struct instant complained_at;
     struct instant checked_at;
     bool is_revoked;
@@ -243,9 +245,14 @@ static void on_put(void *ctx, const struct etcd_reply *reply) {
             revision = reply->results[0].kvs[0].mod_revision;
         }
         registry->known_revision = revision;
-        registry_step(registry);
+        if (++registry->mismatches > MISMATCHES_MAX) {
+            registration_failed(registry, "somebody else keeps changing this key");
+        } else {
+            registry_step(registry);
+        }
         return;
     }
+    registry->mismatches = 0;
     registry->known_revision = reply->header.revision;
     registry->put_version = registry->putting_version;
     registry->was_published = true;
