@@ -218,6 +218,7 @@ struct knobs sim_knobs(uint64_t seed) {
                           .clients = 20 + sim_below(world, 60),
                           .prompt_max = 8 + sim_below(world, SIM_PROMPT_MAX - 8),
                           .new_max = 1 + sim_below(world, SIM_NEW_MAX),
+                          .alphabet = sim_chance(world, 300) ? 2 : SIM_VOCAB - 2,
                           .arrival_ns = (1 + sim_below(world, 400)) * MS,
                           .delay_ns = (1 + sim_below(world, 40)) * MS / 10,
                           .step_ns = (1 + sim_below(world, 200)) * MS / 10,
@@ -1005,8 +1006,8 @@ static void sim_client(struct world *world) {
     struct prng family = {sim_below(world, 3)};
     uint32_t shared = sim_below(world, client->prompt_count + 1);
     for (uint32_t i = 0; i < client->prompt_count; i++) {
-        uint32_t common = 2 + prng_below(&family, SIM_VOCAB - 2);
-        client->prompt[i] = i < shared ? common : 2 + sim_below(world, SIM_VOCAB - 2);
+        uint32_t common = 2 + prng_below(&family, world->knobs.alphabet);
+        client->prompt[i] = i < shared ? common : 2 + sim_below(world, world->knobs.alphabet);
         sim_reference(client, client->prompt[i]);
     }
     if (sim_chance(world, world->knobs.stop_string)) {
@@ -1076,6 +1077,8 @@ static void sim_deliver(struct world *world, uint32_t process, const struct effe
         SIM_CHECK(world, token == expected,
                   "REF: a token differs from its reference (wrong KV, or two outputs: I12, I15)");
         SIM_CHECK(world, client->delivered < client->max_tokens, "more tokens than asked for");
+        SIM_CHECK(world, client->delivered == 0 || client->last_token != SIM_EOS,
+                  "a token after the end of the sequence");
         client->delivered++;
         client->last_token = token;
         sim_reference(client, token);
@@ -1125,6 +1128,10 @@ static void sim_answer(struct world *world, uint32_t process, const struct effec
         }
         SIM_CHECK(world, !world->knobs.is_quiet, "a request failed in a world without faults");
         SIM_CHECK(world, effect->u.answer.status != STATUS_OK, "a failure that says OK");
+        SIM_CHECK(world,
+                  effect->u.answer.cause == CAUSE_DEADLINE || client->delivered == 0 ||
+                      (client->delivered < client->max_tokens && client->last_token != SIM_EOS),
+                  "a failure although the answer was complete");
     }
     sim_post(world, process, EVENT_ANSWERED, world->now + sim_time(world, MS))
         ->event.u.answered.request = effect->u.answer.request;
@@ -1267,12 +1274,73 @@ static void sim_crash(struct world *world, uint32_t process) {
     (void)sim_schedule(world, SIM_RESTART, world->now + sim_time(world, 800 * MS), SIM_PROCESSES);
 }
 
+/* The bounds of protocol.md section 5, in each process's own observed time: a second for the tick
+ * that acts on it. */
+static void sim_bounds(struct world *world, const struct node *node, const void *core) {
+    const struct core_timers *timers = &node->config.timers;
+    int64_t now = node->now.ns - SECOND;
+    for (uint32_t i = 0; i < node->config.sessions_max; i++) {
+        const struct session *session = &node->sessions[i];
+        SIM_CHECK(world,
+                  session->phase != SESSION_LIVE || now <= session->heard.ns + timers->lease.ns,
+                  "I16: a silent session outlived its lease");
+    }
+    if (node->config.role == ROLE_DECODE) {
+        const struct decode_core *decode = core;
+        for (uint32_t i = 0; i < decode->config.entries_max; i++) {
+            const struct decode_entry *entry = &decode->entries[i];
+            SIM_CHECK(world,
+                      entry->state != DECODE_RESERVED ||
+                          now <= entry->state_since.ns + timers->open.ns,
+                      "I3: a reserved slot outlived T_open");
+            SIM_CHECK(world,
+                      entry->state != DECODE_RECEIVING || !entry->is_fin_seen ||
+                          now <= entry->moved.ns + timers->stall.ns,
+                      "I3: a stalled transfer outlived T_stall");
+        }
+    } else if (node->config.role == ROLE_ROUTER) {
+        const struct router_core *router = core;
+        for (uint32_t i = 0; i < router->config.requests_max; i++) {
+            const struct request *request = &router->requests[i];
+            SIM_CHECK(world,
+                      (request->state != REQUEST_ADMITTING && request->state != REQUEST_ASKING) ||
+                          now <= request->state_since.ns + timers->admit.ns,
+                      "I3: an unanswered Admit or question outlived T_admit");
+        }
+    } else {
+        const struct prefill_core *prefill = core;
+        for (uint32_t i = 0; i < prefill->config.entries_max; i++) {
+            const struct prefill_entry *entry = &prefill->entries[i];
+            SIM_CHECK(world,
+                      entry->sends == 0 || now <= entry->moved.ns + timers->stall.ns + SECOND,
+                      "I3: a stalled send outlived T_stall");
+        }
+    }
+}
+
+/* What R may never do: end a decode on a prefill worker's word. */
+static void sim_check_abort(struct world *world, const struct event *event) {
+    if (event->kind != EVENT_STREAM_MAIL || event->u.mail.message->kind != MESSAGE_ABORT ||
+        event->u.mail.message->u.abort.is_unless_committed) {
+        return;
+    }
+    enum cause cause = event->u.mail.message->u.abort.cause;
+    SIM_CHECK(world,
+              cause != CAUSE_SEND_FAILED && cause != CAUSE_STALL && cause != CAUSE_PEER_REFUSED &&
+                  cause != CAUSE_STEP_FAILED && cause != CAUSE_SESSION_ENDED &&
+                  cause != CAUSE_SESSION_SILENT,
+              "a decode was aborted on its prefill worker's failure without asking D");
+}
+
 static void sim_turn(struct world *world, uint32_t process, const struct event *event) {
     struct process *p = &world->processes[process];
     struct instant now = {world->now};
     struct instant next = {0};
     const struct node *node = NULL;
     sim_trace_event(world, process, event);
+    if (p->role == ROLE_DECODE) {
+        sim_check_abort(world, event);
+    }
     world->result.events++;
     if (p->role == ROLE_ROUTER) {
         router_core_step(p->core, event, now, &world->effects);
@@ -1293,6 +1361,9 @@ static void sim_turn(struct world *world, uint32_t process, const struct event *
         node = &core->node;
     }
     sim_trace_effects(world);
+    if (event->kind == EVENT_TICK) {
+        sim_bounds(world, node, p->core);
+    }
     SIM_CHECK(world, node->stats.audit_mismatch == 0, "an audit found a mismatch: a lost end");
     SIM_CHECK(world, node->stats.overrun_ns < 1500 * MS, "I3: an entry outlived its deadline");
     for (uint32_t i = 0; i < world->effects.count; i++) {

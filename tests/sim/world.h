@@ -35,8 +35,9 @@ struct knobs {
     uint32_t clients;
     int64_t arrival_ns; /* mean time between clients */
     uint32_t prompt_max, new_max;
-    int64_t delay_ns; /* mean message delay */
-    int64_t step_ns;  /* mean engine step */
+    uint32_t alphabet; /* 2: pages of equal tokens behind different prefixes are common */
+    int64_t delay_ns;  /* mean message delay */
+    int64_t step_ns;   /* mean engine step */
     /* faults, in thousandths unless named otherwise */
     uint32_t leave;       /* clients that leave */
     uint32_t abort_label; /* clients aborted by label */
