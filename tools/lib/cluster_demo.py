@@ -1,0 +1,156 @@
+"""The part of tools/demo after the build: a cluster, one answer as it streams, what happened on the way, a clean stop."""
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+from cluster import DEFAULT_MODEL, ROOT, Cluster, Problem, default_build, http_get
+
+BOLD, DIM, PLAIN = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+
+
+def say(text=""):
+    print(text, flush=True)
+
+
+def headline(text):
+    say(f"\n{BOLD}{text}{PLAIN}")
+
+
+def metric(member, name, **labels):
+    """The sum of a metric's series that have these labels; None where the program has no such metric."""
+    _, text = http_get(member.address("admin"), "/metrics", 5)
+    values = []
+    for line in text.splitlines():
+        if line.startswith((name + "{", name + " ")):
+            if all(f'{key}="{value}"' in line for key, value in labels.items()):
+                values.append(float(line.rsplit(" ", 1)[1]))
+    return sum(values) if values else None
+
+
+def size(count):
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024 or unit == "MiB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return ""
+
+
+def stubs(folder):
+    done = subprocess.run([os.path.join(ROOT, "tests", "sdk", "python", "generate"), folder], capture_output=True, text=True,
+                          check=False)
+    if done.returncode != 0:
+        raise Problem(f"the client's stubs cannot be generated: {done.stderr.strip()}")
+    sys.path.insert(0, folder)
+
+
+def ask(cluster, options):
+    """Streams one answer to the terminal. Returns (last reply, moments at which replies with tokens came)."""
+    try:
+        import grpc
+        from baton.v1 import inference_pb2 as api, inference_pb2_grpc
+    except ImportError as error:
+        raise Problem(f"{error}: 'tools/setup --only test' installs the Python client's packages") from None
+    router = cluster.routers()[0]
+    with grpc.insecure_channel(router.address("grpc")) as channel:
+        inference = inference_pb2_grpc.InferenceStub(channel)
+        try:
+            deadline = time.monotonic() + 10
+            while True:  # ready means a pair; the model is listed with both kinds of worker a moment later
+                models = [each for each in inference.ListModels(api.ListModelsRequest(), timeout=10).models
+                          if each.decode_workers_ready and each.prefill_workers_ready]
+                if models or time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+            if not models:
+                raise Problem("the router lists no model that both workers serve" + router.tail())
+            headline(f"{options.prompt}")
+            request = api.GenerateRequest(model=models[0].name, prompt=options.prompt, max_tokens=options.max_tokens,
+                                          request_id="demo")
+            request.sampling.temperature = options.temperature
+            moments, last = [], None
+            for last in inference.Generate(request, timeout=300):
+                if last.token_ids:
+                    moments.append((time.monotonic(), len(last.token_ids)))
+                print(last.text, end="", flush=True)
+            say()
+            if last is None:
+                raise Problem("the stream ended without a reply" + router.tail())
+            return last, moments
+        except grpc.RpcError as error:
+            raise Problem(f"the router answered {error.code().name}: {error.details()}{router.tail()}") from None
+
+
+def story(cluster, last, moments):
+    usage, trace = last.usage, last.trace
+    rows = [("request", f"went to {cluster.routers()[0].id}, which found its workers through etcd and read "
+                        f"{usage.prompt_tokens} prompt tokens")]
+    if trace.prefill_worker:
+        decode = cluster.find(trace.decode_worker)
+        moved = metric(decode, "baton_transfer_bytes_total", direction="received")
+        rows += [("prefill", f"{trace.prefill_worker} computed the prompt's KV cache"),
+                 ("KV cache", f"{size(trace.kv_bytes)} crossed to {trace.decode_worker} while they were computed"
+                  + (f" ({size(moved)} verified there)" if moved else ""))]
+    rows += [("decode", f"{trace.decode_worker} computed the last prompt token itself and generated "
+                        f"{usage.completion_tokens} tokens (ended by: {last.finish_reason})"),
+             ("time", f"{trace.ttft_ms:.1f} ms to the first token, {trace.total_ms:.1f} ms in all")]
+    after = sum(count for _, count in moments[1:])
+    if after and moments[-1][0] > moments[0][0]:
+        rows.append(("speed", f"{after / (moments[-1][0] - moments[0][0]):.0f} tokens/s after the first"))
+    if trace.attempts > 1:
+        rows.append(("attempts", f"{trace.attempts}: a pair of workers was replaced on the way"))
+    left = sum(metric(each, "baton_entries") or 0 for each in cluster.routers() + cluster.workers())
+    rows.append(("left over", "nothing: every program is at rest again" if left == 0 else f"{left:.0f} entries"))
+    headline("What happened")
+    for name, text in rows:
+        filled = textwrap.wrap(text, 92) or [""]
+        say(f"  {DIM}{name:<10}{PLAIN} {filled[0]}")
+        for line in filled[1:]:
+            say(f"  {'':<10} {line}")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="tools/demo")
+    parser.add_argument("--build", default=default_build())
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--prompt", default="Once upon a time")
+    parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
+    state = tempfile.mkdtemp(prefix="baton-demo-")
+    # 0: every prompt goes to the prefill worker, however short, so that there is something to see.
+    cluster = Cluster(state, options.build, options.model, arguments={"router": ["--disaggregate-above", "0"]},
+                      say=lambda text: say(f"  {text}"))
+    code = 0
+    try:
+        stubs(os.path.join(state, "stubs"))
+        headline("Starting a cluster: etcd, one router, one prefill worker, one decode worker")
+        cluster.up()
+        last, moments = ask(cluster, options)
+        story(cluster, last, moments)
+        headline("Stopping")
+        for member in cluster.routers() + cluster.workers():
+            cluster.remove(member, 10)
+            say(f"  {member} drained and ended")
+        say("\nNext: tools/cluster up keeps a cluster running; README.md shows clients.")
+    except Problem as problem:
+        print(f"demo: {problem}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        code = 130
+    finally:
+        with contextlib.suppress(Problem):
+            cluster.down()
+        shutil.rmtree(state, ignore_errors=True)
+    sys.exit(code)
+
+
+main()
