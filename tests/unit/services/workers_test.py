@@ -19,6 +19,7 @@ import time
 import unittest
 import urllib.error
 import urllib.request
+from concurrent import futures
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # children are started with vfork; nothing to be done
 
@@ -219,6 +220,36 @@ class Session:
         self.call.cancel()
         self.out.put(None)
         self.channel.close()
+
+
+class FakeDecode(grpc.GenericRpcHandler):
+    """A decode worker that accepts every Open and hands over `address` as its own of the KV link."""
+
+    def __init__(self, address):
+        self.link_address = address
+        self.server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), handlers=[self])
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def service(self, details):
+        return grpc.stream_stream_rpc_method_handler(self.session)
+
+    def session(self, requests, _):
+        for data in requests:
+            message = peer.Envelope.FromString(data)
+            kind = message.WhichOneof("message")
+            if kind == "hello":
+                hello = message.hello
+                yield peer.Envelope(hello=peer.Hello(
+                    incarnation=99, session=1, protocol=1, role=DECODE, id=b"liar", layout_high=hello.layout_high,
+                    layout_low=hello.layout_low, numerics=hello.numerics)).SerializeToString()
+            elif kind == "open":
+                yield peer.Envelope(accept=peer.Accept(slot=message.open.slot, address=self.link_address)).SerializeToString()
+            elif kind == "beat":
+                yield peer.Envelope(beat=peer.Beat(progress=1)).SerializeToString()
+
+    def close(self):
+        self.server.stop(0).wait()
 
 
 def prompt(seed, count):
@@ -547,6 +578,41 @@ class TestSessions(Case):
             until("the bad session's end", lambda: bad.end is not None)
         _, ends = good.collect([3])
         self.assertEqual(ends[3].outcome, OUTCOME_OK)
+        m = self.assert_quiet(decode)
+        self.assertEqual(m['baton_session_ends_total{why="session_error"}'], 4)
+
+    def test_a_decode_worker_that_hands_over_a_nonsense_address_costs_its_own_entries_only(self):
+        decode, prefill = self.pair()
+        to_d, to_p = self.session(decode), self.session(prefill)
+        cached = prompt(1, 161)  # ten whole pages: all of it is in the cache the second time
+        self.hand_over(decode, to_d, to_p, [1], {1: cached}, 2)
+        _, ends = to_d.collect([1])
+        self.assertEqual(ends[1].outcome, OUTCOME_OK)
+        liar = FakeDecode(b"nonsense")
+        self.addCleanup(liar.close)
+        for attempt, tokens in ((2, cached), (3, prompt(7, 100))):
+            to_p.send(peer.Envelope(prefill=peer.Prefill(attempt=attempt, tokens=tokens, slot=attempt << 32, key=5, decode=99,
+                                                         address=liar.address.encode(), deadline_ms=60000)))
+            while True:
+                end = to_p.expect("prefill_end")
+                if end.attempt == attempt:
+                    break
+            self.assertNotEqual(end.outcome, OUTCOME_OK)
+        self.assert_quiet(prefill)
+        self.assertEqual(prefill.metrics()['baton_own_operations{kind="send"}'], 0)
+        self.hand_over(decode, to_d, to_p, [4], {4: prompt(9, 100)}, 2)
+        _, ends = to_d.collect([4])
+        self.assertEqual(ends[4].outcome, OUTCOME_OK)
+
+    def test_an_entry_past_its_deadline_makes_unready_until_it_is_gone(self):
+        decode = self.program("decode", "--timer-stall", "300ms", "--timer-leave", "300ms", "--test-step-delay", "3s").up()
+        session = self.session(decode)
+        session.admit(1, prompt(1, 30), 4, 10000)
+        until("its step", lambda: decode.metrics()['baton_own_operations{kind="step"}'] == 1)
+        session.send(peer.Envelope(abort=peer.Abort(attempt=1, cause=CAUSE_CLIENT_GONE)))
+        until("the overrun is said", lambda: "deadline overrun" in get(decode.admin, "/readyz")[1], within=10)
+        until("the overrun is over", lambda: "deadline overrun" not in get(decode.admin, "/readyz")[1] and
+              decode.metrics()["baton_deadline_overrun_seconds"] == 0, within=10)
         self.assert_quiet(decode)
 
     def test_a_silent_session_ends_by_the_lease(self):
@@ -570,6 +636,24 @@ class TestSessions(Case):
         self.assertEqual(session.expect("rejected").attempt, 2)
         self.assertEqual(session.expect("end").outcome, OUTCOME_OK)
         self.assertEqual(decode.wait(), 0, decode.log())
+
+    def test_while_it_drains_its_record_and_its_health_say_so(self):
+        etcd = self.etcd()
+        etcd.start()
+        decode = self.program("decode", "--id", "d1", "--test-step-delay", "50ms", etcd=etcd.url).up()
+        until("ready", lambda: get(decode.admin, "/readyz")[0] == 200)
+        session = self.session(decode)
+        health = session.channel.unary_unary("/grpc.health.v1.Health/Check")
+        until("serving", lambda: health(b"", timeout=5) == b"\x08\x01")
+        self.assertFalse(etcd.keys()["d1"].is_draining)
+        session.admit(1, prompt(1, 30), 400, 10000)
+        session.expect("tokens")
+        decode.process.send_signal(signal.SIGTERM)
+        until("the record says draining", lambda: etcd.keys()["d1"].is_draining, within=10)
+        until("not serving", lambda: health(b"", timeout=5) == b"\x08\x02", within=10)
+        session.send(peer.Envelope(abort=peer.Abort(attempt=1, cause=CAUSE_CLIENT_GONE)))
+        self.assertEqual(decode.wait(), 0, decode.log())
+        self.assertEqual(etcd.keys(), {})
 
     def test_a_drain_fails_what_outlives_its_grace_and_a_second_signal_leaves_at_once(self):
         decode = self.program("decode", "--test-step-delay", "50ms", "--drain-timeout", "300ms").up()
