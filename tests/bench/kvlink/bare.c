@@ -145,6 +145,10 @@ void bare_receive(struct bench *bench, struct bench_result *result) {
     result->bytes = received;
     char done = 1;
     bench_put(bench, &done, 1);
+    struct pollfd other = {.fd = bench->fd, .events = POLLIN};
+    while (poll(&other, 1, 0) == 0) { /* the sender's flush wants an answer */
+        ucp_worker_progress(worker);
+    }
 }
 
 static void chunk_end(struct chunk *chunk) {
@@ -233,6 +237,12 @@ void bare_send(struct bench *bench, struct bench_result *result) {
         }
     }
     while (in_flight > 0) {
+        turn();
+    }
+    /* an ended send may still be in a buffer of UCX, which nobody empties while we read below */
+    ucp_request_param_t none = {.op_attr_mask = 0};
+    ucs_status_ptr_t flush = ucp_ep_flush_nbx(ep, &none);
+    while (UCS_PTR_IS_PTR(flush) && ucp_request_check_status(flush) == UCS_INPROGRESS) {
         turn();
     }
     result->cpu_seconds = bench_cpu() - cpu;
