@@ -4,7 +4,7 @@
  * last + 1. When etcd has compacted that away, or answers with less history than was seen (another
  * cluster, an older snapshot, a lower term), the prefix is listed again and the difference to the
  * known keys is delivered: whatever happened, the consumer's map ends up as etcd's.
- * A linearizable listing decides; a member that merely lags costs one listing more and no event. */
+ * A member that merely lags looks the same at first: a linearizable read decides. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +22,8 @@ enum watch_state {
     WATCH_IDLE,      /* waits until next_at, then lists or opens */
     WATCH_LISTING,   /* a range runs */
     WATCH_OPENING,   /* the stream waits for `created` until answer_by */
+    WATCH_CHECKING,  /* the stream is made, but its member knows less than was seen: a read decides
+                      */
     WATCH_FOLLOWING, /* the connection's keep-alive watches over the silence */
     WATCH_BREAKING,  /* the stream was cancelled; its end is on the way */
     WATCH_ENDED,     /* freed by the next tick */
@@ -42,11 +44,11 @@ struct etcd_watch {
 
     enum watch_state state;
     struct call *listing;
+    struct call *check;
     bool has_stream;
     struct rpc_call_id stream;
     uint32_t endpoint;
     bool needs_list;
-    bool is_fresh; /* listed since the last stream was made: a lower revision only means a lag */
     uint32_t failures;
     struct instant next_at;
     struct instant answer_by;
@@ -96,7 +98,9 @@ static void watch_deliver(struct etcd_watch *watch, const struct etcd_event *eve
 static void watch_break(struct etcd_watch *watch, const char *message) {
     struct instant now = clock_now();
     fragments_drop(watch);
-    watch->is_fresh = false;
+    if (watch->check != NULL) {
+        call_cancel(watch->check);
+    }
     if (watch->state == WATCH_FOLLOWING &&
         instant_reached(now, instant_add(watch->following_since, span_ms(ETCD_STABLE_MS)))) {
         watch->failures = 0;
@@ -199,7 +203,6 @@ static void watch_on_listing(void *ctx, const struct etcd_reply *reply) {
     watch->cluster_id = reply->header.cluster_id;
     watch->raft_term = reply->header.raft_term;
     watch->needs_list = false;
-    watch->is_fresh = true;
     watch->state = WATCH_IDLE;
     watch->next_at = clock_now();
     count(&watch->listings);
@@ -216,39 +219,61 @@ static void watch_saw(struct etcd_watch *watch, int64_t revision) {
     }
 }
 
-/* True if the answer cannot come after what was seen, as far as one member can tell. */
-static bool header_is_suspect(const struct etcd_watch *watch,
-                              const Etcdserverpb__ResponseHeader *header) {
-    if (watch->cluster_id != 0 && header->cluster_id != watch->cluster_id) {
-        return true;
-    }
-    return !watch->is_fresh &&
-           (header->revision < watch->seen || header->raft_term < watch->raft_term);
-}
+static void fragments_deliver(struct etcd_watch *watch);
 
-static void watch_on_created(struct etcd_watch *watch, const Etcdserverpb__WatchResponse *answer) {
-    const Etcdserverpb__ResponseHeader *header = answer->header;
-    struct etcd_error error;
-    const char *address = watch->etcd->endpoints[watch->endpoint].address;
-    if (header_is_suspect(watch, header)) {
-        watch->needs_list = true;
-        etcd_error_set(&error,
-                       "etcd at %s knows less than was seen (revision %lld, seen %lld): listing",
-                       address, (long long)header->revision, (long long)watch->seen);
-        watch_break(watch, error.text);
-        return;
-    }
-    watch->is_fresh = false;
-    watch->cluster_id = header->cluster_id;
-    watch_saw(watch, header->revision);
-    if (header->raft_term > watch->raft_term) {
-        watch->raft_term = header->raft_term;
-    }
+static void watch_follow(struct etcd_watch *watch) {
     watch->state = WATCH_FOLLOWING;
     watch->following_since = clock_now();
     endpoint_worked(watch->etcd, watch->endpoint);
     if (!watch_is_muted(watch) && watch->handlers->on_following != NULL) {
         watch->handlers->on_following(watch->ctx);
+    }
+    if (watch->fragments_len > 0 && !watch->fragments[watch->fragments_len - 1]->fragment) {
+        fragments_deliver(watch); /* what came while the check ran */
+    }
+}
+
+/* The end of a linearizable read that was made after the stream: had its member been set back after
+ * that, the stream would have broken. */
+static void watch_on_check(void *ctx, const struct etcd_reply *reply) {
+    struct etcd_watch *watch = ctx;
+    watch->check = NULL;
+    if (watch->is_closing || watch->state != WATCH_CHECKING) {
+        return;
+    }
+    if (reply->status != STATUS_OK) {
+        watch_break(watch, reply->message);
+    } else if (reply->header.cluster_id != watch->cluster_id ||
+               reply->header.revision < watch->seen || reply->header.raft_term < watch->raft_term) {
+        struct etcd_error error;
+        watch->needs_list = true;
+        etcd_error_set(&error, "etcd knows less than was seen (revision %lld, seen %lld): listing",
+                       (long long)reply->header.revision, (long long)watch->seen);
+        watch_break(watch, error.text);
+        watch->next_at = clock_now();
+    } else {
+        watch->raft_term = reply->header.raft_term;
+        watch_follow(watch); /* the member merely lags */
+    }
+}
+
+static void watch_on_created(struct etcd_watch *watch, const Etcdserverpb__WatchResponse *answer) {
+    const Etcdserverpb__ResponseHeader *header = answer->header;
+    if (watch->state != WATCH_OPENING) {
+        watch_break(watch, "etcd made a watch twice");
+    } else if (watch->cluster_id != 0 && header->cluster_id != watch->cluster_id) {
+        watch->needs_list = true;
+        watch_break(watch, "etcd is another cluster than the one that was seen: listing");
+    } else if (header->revision < watch->seen || header->raft_term < watch->raft_term) {
+        const struct etcd_range range = {
+            .key = watch->key, .is_prefix = watch->is_prefix, .is_keys_only = true, .limit = 1};
+        watch->state = WATCH_CHECKING;
+        watch->check = call_range(watch->etcd, &range, watch_on_check, watch);
+    } else {
+        watch->cluster_id = header->cluster_id;
+        watch->raft_term = header->raft_term;
+        watch_saw(watch, header->revision);
+        watch_follow(watch);
     }
 }
 
@@ -326,7 +351,7 @@ static void watch_on_answer(struct etcd_watch *watch, Etcdserverpb__WatchRespons
         watch_on_created(watch, answer);
     } else if (answer->canceled) {
         watch_on_canceled(watch, answer);
-    } else if (watch->state != WATCH_FOLLOWING) {
+    } else if (watch->state == WATCH_OPENING) {
         watch_break(watch, "etcd sent watch events before it made the watch");
     } else if (answer->n_events > 0 || answer->fragment) {
         if (watch->fragments_len == FRAGMENTS_MAX) {
@@ -334,12 +359,13 @@ static void watch_on_answer(struct etcd_watch *watch, Etcdserverpb__WatchRespons
         } else {
             bool has_more = answer->fragment;
             watch->fragments[watch->fragments_len++] = answer;
-            if (!has_more) {
+            if (!has_more && watch->state == WATCH_FOLLOWING) {
                 fragments_deliver(watch);
             }
             return;
         }
-    } else if (answer->watch_id >= 0 && watch->fragments_len == 0) {
+    } else if (answer->watch_id >= 0 && watch->fragments_len == 0 &&
+               watch->state == WATCH_FOLLOWING) {
         /* Progress: etcd has nothing for us up to here. It only sends this unasked to a watch that
          * is in step; the answer to a progress *request* (watch_id -1) may overtake events in
          * etcd 3.4 and is therefore never asked for. */
@@ -357,7 +383,8 @@ static void watch_on_answer(struct etcd_watch *watch, Etcdserverpb__WatchRespons
 static void watch_on_message(void *ctx, struct rpc_call_id id, const uint8_t *data, size_t len) {
     struct etcd_watch *watch = ctx;
     (void)id;
-    if (watch->is_closing || (watch->state != WATCH_OPENING && watch->state != WATCH_FOLLOWING)) {
+    if (watch->is_closing || (watch->state != WATCH_OPENING && watch->state != WATCH_CHECKING &&
+                              watch->state != WATCH_FOLLOWING)) {
         return;
     }
     Etcdserverpb__WatchResponse *answer = etcdserverpb__watch_response__unpack(NULL, len, data);
@@ -452,6 +479,9 @@ static void watch_end(struct etcd_watch *watch) {
     if (watch->listing != NULL) {
         call_cancel(watch->listing);
     }
+    if (watch->check != NULL) {
+        call_cancel(watch->check);
+    }
     if (watch->has_stream && watch->state != WATCH_BREAKING) {
         watch->state = WATCH_BREAKING;
         rpc_call_cancel(watch->etcd->rpc, watch->stream);
@@ -461,6 +491,9 @@ static void watch_end(struct etcd_watch *watch) {
 static void watch_step(struct etcd_watch *watch, struct instant now) {
     switch (watch->state) {
     case WATCH_IDLE:
+        if (watch->check != NULL) {
+            break; /* cancelled; its end is on the way */
+        }
         if (watch->is_closing) {
             watch->state = WATCH_ENDED;
         } else if (!instant_reached(now, watch->next_at)) {
@@ -483,6 +516,7 @@ static void watch_step(struct etcd_watch *watch, struct instant now) {
         }
         break;
     case WATCH_LISTING: /* call.c has the deadline */
+    case WATCH_CHECKING:
     case WATCH_FOLLOWING:
     case WATCH_BREAKING:
     case WATCH_ENDED: break;

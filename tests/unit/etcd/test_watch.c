@@ -262,6 +262,29 @@ static void test_an_etcd_that_forgot_everything_is_listed_anew(void **state) {
     bed_close(&bed);
 }
 
+/* The listing was good and the stream would wait for ever for a revision that is far away. */
+static void test_history_lost_between_the_listing_and_the_stream_is_noticed(void **state) {
+    (void)state;
+    for (unsigned round = 0; round < 5; round++) { /* whether it falls between is chance */
+        struct bed bed;
+        struct tape tape;
+        bed_open(&bed, test_etcd_endpoints(server));
+        for (unsigned i = 0; i < 5; i++) {
+            put(&bed, "between/00001", "1");
+        }
+        tape_open(&tape, &bed, "between/", 0);
+        tape_wait_synced(&tape, 1);
+        test_etcd_kill(server, 0);
+        test_etcd_wipe(server, 0);
+        test_etcd_restart(server, 0);
+        tape_wait_value(&tape, 1, NULL);
+        tape_check(&tape, &bed, "between/");
+        tape_close(&tape);
+        tape_fini(&tape);
+        bed_close(&bed);
+    }
+}
+
 static void test_events_in_fragments_arrive_once_and_whole(void **state) {
     (void)state;
     struct bed bed;
@@ -430,6 +453,7 @@ int main(void) {
         cmocka_unit_test(test_after_compaction_only_the_difference_is_delivered),
         cmocka_unit_test(test_a_restarted_etcd_is_followed_on),
         cmocka_unit_test(test_an_etcd_that_forgot_everything_is_listed_anew),
+        cmocka_unit_test(test_history_lost_between_the_listing_and_the_stream_is_noticed),
         cmocka_unit_test(test_events_in_fragments_arrive_once_and_whole),
         cmocka_unit_test(test_a_silent_etcd_is_noticed_in_each_state_and_left),
         cmocka_unit_test(test_a_prefix_with_too_many_keys_says_so_and_recovers),
