@@ -51,7 +51,7 @@ const struct config_entry worker_config_entries[] = {
     {.flag = "page-tokens", .type = CONFIG_U32, .unit = "tokens", .value = "16", .least = 1,
      .most = LAYOUT_PAGE_TOKENS_MAX, .help = "tokens of one KV page",
      .offset = offsetof(struct worker_settings, page_tokens)},
-    {.flag = "max-running", .type = CONFIG_U32, .unit = "requests", .value = "128", .least = 1, .most = 4096,
+    {.flag = "max-running", .type = CONFIG_U32, .unit = "requests", .value = "128", .least = 1, .most = STEP_ROWS_MAX,
      .help = "requests in one engine step",
      .offset = offsetof(struct worker_settings, rows_max)},
     {.flag = "max-entries", .type = CONFIG_U32, .unit = "requests", .value = "4096", .least = 1, .most = 1u << 20,
