@@ -654,7 +654,9 @@ static void call_start(struct rpc_call *call) {
     call_receive(call);
 }
 
-/* Starts the next send batch, if there is something to send and none is in flight. */
+/* Starts the next send batch, if there is something to send and none is in flight. No message gets
+ * GRPC_WRITE_BUFFER_HINT: with gRPC 1.51 a long burst of hinted messages was seen to stop until the
+ * stall time ended the call. Whoever has many small things to say merges them. */
 static void call_send_next(struct rpc_call *call) {
     if (call->is_send_busy || call->is_dead || call->has_status_out) {
         return;
@@ -670,7 +672,6 @@ static void call_send_next(struct rpc_call *call) {
         call->sending_bytes = GRPC_SLICE_LENGTH(chunk->slice);
     }
     bool is_last = call->queue_head == NULL;
-    bool has_more = !is_last || call->wants_finish || call->wants_half_close;
     bool is_status = is_last && call->is_server && call->wants_finish;
     bool is_half_close = is_last && call->wants_half_close && !call->has_half_closed;
     pthread_mutex_unlock(&rpc->lock);
@@ -689,9 +690,6 @@ static void call_send_next(struct rpc_call *call) {
     if (chunk != NULL) {
         message = grpc_raw_byte_buffer_create(&chunk->slice, 1);
         ops[len].op = GRPC_OP_SEND_MESSAGE;
-        /* The hint lets a burst gather in the transport and leave with one write; the last of a
-         * burst goes without it, so nothing is left behind. */
-        ops[len].flags = has_more && !is_status ? GRPC_WRITE_BUFFER_HINT : 0;
         ops[len].data.send_message.send_message = message;
         len++;
         count_alone(&rpc->counts.sent);

@@ -87,10 +87,16 @@ static void test_server_stream_delivers_all_messages_in_order_and_then_closes(vo
         uint32_t count;
         uint64_t bytes;
         const char *last;
-    } rows[] = {{"0 10", 0, 0, ""},
-                {"1 10", 1, 10, "0"},
-                {"1000 7", 1000, 7000, "999"},
-                {"40 262144", 40, 40 * 262144, "39"}};
+    } rows[] = {
+        {"0 10", 0, 0, ""},
+        {"1 10", 1, 10, "0"},
+        {"1000 7", 1000, 7000, "999"},
+        {"20000 16", 20000, 320000, "19999"}, /* across gRPC's write buffer, in small steps */
+        {"3000 100", 3000, 300000, "2999"},
+        {"40000 5", 40000, 200000, "39999"},
+        {"100 32768", 100, 3276800, "99"},
+        {"9 65536", 9, 9 * 65536, "8"},
+        {"40 262144", 40, 40 * 262144, "39"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct probe probe;
         probe_init(&probe, bed.client_rpc);
