@@ -369,7 +369,14 @@ static enum status client_encode(struct text_thread *thread, const struct client
     }
     *out = (struct token_buffer){.ids = text_scratch(thread, cap), .cap = cap};
     enum status status = tokenizer_encode(client->model->tokenizer, text, add_special, out, error);
-    return status == STATUS_RANGE ? STATUS_INVALID : status;
+    if (status != STATUS_RANGE) {
+        return status;
+    }
+    if (limit > 0) {
+        writer_printf(error, ": input and answer together may have %u, shorten the prompt",
+                      (unsigned)limit);
+    }
+    return STATUS_INVALID;
 }
 
 static void client_post_tokens(struct client *client, const struct sampling *sampling,
