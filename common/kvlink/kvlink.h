@@ -169,6 +169,10 @@ MUST_USE enum status kvlink_close(struct kvlink *link, uint64_t peer);
 MUST_USE enum status kvlink_stop(struct kvlink *link, struct span bound);
 /* After kvlink_stop returned STATUS_OK. Accepts NULL. */
 void kvlink_destroy(struct kvlink *link);
+/* Instead of kvlink_destroy, for a process that is about to end: leaves UCX's own memory and
+ * sockets to the system. UCX 1.13 can assert while it destroys a worker that somebody is just
+ * connecting to. */
+void kvlink_abandon(struct kvlink *link);
 
 void kvlink_read_counters(const struct kvlink *link, struct kvlink_counters *counters_out);
 

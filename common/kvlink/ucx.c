@@ -7,6 +7,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -18,7 +19,9 @@
 
 #include "base/check.h"
 #include "base/prng.h"
+#include "base/time.h"
 #include "kvlink/sum.h"
+#include "runtime/clock.h"
 #include "runtime/log.h"
 
 #include <ucs/debug/debug.h>
@@ -26,7 +29,8 @@
 
 /* ---- the address that travels: our own envelope around UCX's ---- */
 
-#define ADDRESS_MAGIC 0x41564b42u /* "BKVA" */
+#define ANSWERS_OUT_MS 30
+#define ADDRESS_MAGIC  0x41564b42u /* "BKVA" */
 /* Part of it: the MM_ settings below. UCX 1.13 assumes, unchecked, that both ends of a
  * shared-memory queue have the same; with others the sender aborts. Change them only with this
  * number. */
@@ -606,8 +610,22 @@ enum status link_ucx_open(struct kvlink *link, struct writer *why) {
     return status;
 }
 
+/* UCX 1.13 asserts (ucp_request.c:684) when a worker is destroyed while its answer to somebody's
+ * first contact waits to be sent, and says nowhere that one does: so it gets time to be sent. A
+ * peer that is stopped at that very moment is not helped by it; programs do not destroy, see
+ * kvlink_abandon. */
+static void let_answers_out(struct kvlink *link) {
+    struct instant end = instant_add(clock_now(), span_ms(ANSWERS_OUT_MS));
+    while (clock_now().ns < end.ns) {
+        if (ucp_worker_progress(link->worker) == 0) {
+            (void)poll(NULL, 0, 1);
+        }
+    }
+}
+
 void link_ucx_close(struct kvlink *link) {
     if (link->worker != NULL) {
+        let_answers_out(link);
         ucp_worker_destroy(link->worker);
         link->worker = NULL;
     }

@@ -556,7 +556,7 @@ static bool destroy(struct worker *worker) {
             LOG_ERROR("the KV link did not end in time");
             return false;
         }
-        kvlink_destroy(worker->link);
+        kvlink_abandon(worker->link);
     }
     engine_destroy(worker->engine);
     if (shell_close(worker->shell) != STATUS_OK) {
