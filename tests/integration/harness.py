@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -101,6 +102,8 @@ class Case(unittest.TestCase):
         failed = any(test is self for test, _ in result.failures + result.errors)
         if failed:
             for member in made.members:
+                if member.role == "etcd" and member.alive():
+                    continue
                 state = "alive" if member.alive() else f"gone, code {member.code}"
                 print(f"--- {member} ({state}), the end of its log:{member.tail(40)}", file=sys.stderr)
 
@@ -165,8 +168,10 @@ class Client:
         raise AssertionError(f"was served: {answer}")
 
 
-def collect(stream):
+def collect(stream, *taken):
+    """The whole answer of a stream, of which some replies may have been taken already."""
     ids, text, last, replies = [], "", None, 0
+    stream = itertools.chain(taken, stream)
     for reply in stream:
         ids += reply.token_ids
         text += reply.text
@@ -187,7 +192,7 @@ def make_request(prompt, max_tokens=0, model=MODEL, request_id="", session_id=""
         request.token_ids.ids.extend(prompt)
     request.sampling.temperature = sampling.pop("temperature", 0.0)
     for name, value in sampling.items():
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple, range)):
             getattr(request.sampling, name).extend(value)
         elif isinstance(value, dict):
             getattr(request.sampling, name).update(value)
@@ -215,9 +220,9 @@ def filler(count, seed=0):
 def warm(made, requests=8):
     """Lets every session form, and every pool reach the size it keeps."""
     with client(made) as each:
-        until("the first answer", lambda: answers(each, golden_request(0)), 15)
+        until("the first answer", lambda: answers(each, golden_request(0, max_tokens=4)), 15)
         with concurrent.futures.ThreadPoolExecutor(requests) as pool:
-            list(pool.map(lambda index: each.generate(golden_request(index % 5)), range(requests)))
+            list(pool.map(lambda index: each.generate(golden_request(index % 5, max_tokens=4)), range(requests)))
 
 
 def answers(each, request, timeout=10):
@@ -424,10 +429,10 @@ def capacity(member, pages):
     return CAPACITY.setdefault((member.pid, member.start), sum(pages.values()))
 
 
-def at_rest(made, within=2.0):
-    """Waits until every program is at rest; returns how long that took."""
+def at_rest(made, within=2.0, programs=None):
+    """Waits until every program (or these) is at rest; returns how long that took."""
     began = time.monotonic()
-    programs = [each for each in made.workers() + made.routers() if each.alive()]
+    programs = programs or [each for each in made.workers() + made.routers() if each.alive()]
     left = {}
 
     def check():

@@ -343,7 +343,7 @@ class Start(Case):
                 self.refuses([word], model=folder)
         configs = [
             (dict(architectures=["GPT2LMHeadModel"], model_type="gpt2"), "architecture|model_type"),
-            (dict(hidden_size=65), "hidden_size|shape|head"), (dict(num_hidden_layers=6), "layer|tensor"),
+            (dict(hidden_size=65), "hidden_size|dimension|head"), (dict(num_hidden_layers=6), "layer|tensor"),
             (dict(num_key_value_heads=3), "num_key_value_heads"), (dict(vocab_size=513), "vocab|shape|embed"),
             (dict(hidden_size=None), "hidden_size"), (dict(num_hidden_layers=0), "num_hidden_layers"),
             (dict(num_hidden_layers=2 ** 31), "num_hidden_layers"), (dict(intermediate_size=-1), "intermediate_size"),

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from harness import (RETRYABLE, Canary, Case, Client, Load, Metrics, at_rest, client, filler, grpc, main, make_request,
+from harness import (RETRYABLE, Canary, Case, Client, Load, Metrics, at_rest, client, entries, filler, grpc, main, make_request,
                      stopped, until, warm)
 
 KILLED_S = 3.0    # a peer was killed: seen in 1 s, then a retry; on two busy cores
@@ -112,8 +112,8 @@ class Stop(Case):
         made = self.cluster(2, 2, arguments={
             "router": ["--disaggregate-above", "0"],
             # Several steps for each prompt, each of them slow: transfers last.
-            "prefill": ["--test-step-delay", "150ms", "--step-tokens", "96", "--max-running", "32"],
-            "decode": ["--test-step-delay", "5ms"]})
+            "prefill": ["--test-step-delay", "150ms", "--timer-step", "1s", "--step-tokens", "128", "--max-running", "32"],
+            "decode": ["--test-step-delay", "5ms", "--timer-step", "1s"]})
         warm(made)
         victim = made.of(role)[0]
         outcomes = []
@@ -133,15 +133,22 @@ class Stop(Case):
             until("a transfer runs", lambda: Metrics(victim).sum("baton_entries", state=state) > 0, 10, 0.005)
             with stopped(victim):
                 began = time.monotonic()
+                others = [each for each in made.workers() + made.routers() if each is not victim]
+                held = {each: {entry["id"] for entry in entries(each)["entries"]} for each in others}
+                # What was there when it stopped is over, one way or the other, at everybody else.
+                until("the others let go of what they shared with it", lambda: not any(
+                    peer["peer"] == victim.id and entry["id"] in held[each] for each in others
+                    for entry in entries(each)["entries"] for peer in entry["peers"]), STOPPED_S)
+                let_go = time.monotonic() - began
                 canary.answers_again(STOPPED_S)
-                others = [each for each in made.workers() if each is not victim]
+                answered = time.monotonic() - began
                 for thread in threads:
                     thread.join(max(0.0, 30 - (time.monotonic() - began)))
                 self.assertFalse(any(thread.is_alive() for thread in threads), "requests hang on a stopped worker")
-                print(f"{victim} stopped: canary answered again, long requests over after {time.monotonic() - began:.1f} s")
+                print(f"{victim} stopped: the others let go after {let_go:.1f} s, canary answered after {answered:.1f} s, "
+                      f"all requests over after {time.monotonic() - began:.1f} s")
                 canary.pause()
-                until("the others are at rest", lambda: all(
-                    Metrics(each).sum("baton_entries") == 0 for each in others), STOPPED_S)
+                at_rest(made, 2, others)
                 canary.go_on()
             until(f"{victim} is ready again", lambda: victim.ready()[0], 15)
             at = Metrics(victim).sum("baton_entries_created_total")

@@ -40,12 +40,19 @@ def mixed_requests(seed):
 
 class Mixed(Case):
     def test_concurrent_answers_equal_serial_ones(self):
-        made = self.cluster(2, 2, arguments={"router": ["--disaggregate-above", "24"]})
+        requests = mixed_requests(1)
+        alone = self.cluster(0, 1)
+        warm(alone)
+        with client(alone) as each:
+            serial = [each.generate(request) for request in requests]
+        alone.down()
+        # Pools so small that cached prefixes are evicted, and found, and recomputed.
+        made = self.cluster(2, 2, arguments={"router": ["--disaggregate-above", "24"], "decode": ["--kv-tokens", "6144"],
+                                             "prefill": ["--kv-tokens", "6144"]})
         warm(made)
         with client(made) as each, concurrent.futures.ThreadPoolExecutor(REQUESTS) as pool:
-            requests = mixed_requests(1)
-            serial = [each.generate(request) for request in requests]
             used = set()
+            cached = 0
             for round in range(ROUNDS):
                 order = list(range(REQUESTS))
                 random.Random(round).shuffle(order)
@@ -57,8 +64,10 @@ class Mixed(Case):
                         self.assertEqual(answer.text, serial[index].text)
                         self.assertEqual(answer.finish, serial[index].finish)
                     used.add((answer.trace.prefill_worker, answer.trace.decode_worker))
+                    cached += answer.usage.cached_tokens
                 at_rest(made)
-            print(f"pairs used: {sorted(used)}")
+            print(f"pairs used: {sorted(used)}; {cached} prompt tokens came from prefix caches")
+            self.assertGreater(cached, 0)
             self.assertEqual({decode for _, decode in used}, {"decode-1", "decode-2"})
             self.assertEqual({prefill for prefill, _ in used}, {"prefill-1", "prefill-2", ""})
         self.assert_no_faults(made)

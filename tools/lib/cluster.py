@@ -388,7 +388,7 @@ class Cluster:
                 self.wait_ready(self.routers(), within)
         except BaseException:
             with contextlib.suppress(Problem):
-                self.down(clean=False)
+                self.down()
             raise
         return self
 
@@ -404,7 +404,7 @@ class Cluster:
         self.forget(member)
         return True
 
-    def down(self, clean=True):
+    def down(self):
         """Ends everything, politely first. Idempotent; also finds programs that the files do not name."""
         programs = [each for each in self.members if each.role != "etcd" and each.alive()]
         for number, within in ((signal.SIGTERM, 2.0), (signal.SIGTERM, 1.0), (signal.SIGKILL, 10.0)):
@@ -427,11 +427,10 @@ class Cluster:
         for member in self.members:
             member.wait(1)  # reaps children of ours
         self.members = []
-        if clean:
-            shutil.rmtree(os.path.join(self.state, "etcd"), ignore_errors=True)
-            for name in ("cluster.json", "members.json"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(os.path.join(self.state, name))
+        shutil.rmtree(os.path.join(self.state, "etcd"), ignore_errors=True)
+        for name in ("cluster.json", "members.json"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(self.state, name))
 
 
 # ---- the command

@@ -70,7 +70,8 @@ def ask(cluster, options):
                 time.sleep(0.05)
             if not models:
                 raise Problem("the router lists no model that both workers serve" + router.tail())
-            headline(f"{options.prompt}")
+            headline("The prompt, and the answer as it streams")
+            print(f"{BOLD}{options.prompt}{PLAIN}", end="", flush=True)
             request = api.GenerateRequest(model=models[0].name, prompt=options.prompt, max_tokens=options.max_tokens,
                                           request_id="demo")
             request.sampling.temperature = options.temperature
