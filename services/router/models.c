@@ -104,9 +104,9 @@ static void warn_difference_locked(const struct models *models, const struct wor
         bool is_vocab = source->vocab != info->vocab;
         bool is_layout = !layout_digest_equal(source->layout, info->layout);
         if (is_digest || is_vocab || is_layout) {
-            LOG_WARN("two workers serve one model name with different models: requests may get "
-                     "either, and such workers are never paired; give them different "
-                     "--served-model-name or the same files",
+            LOG_WARN("two workers serve one model name with different files: requests may run on "
+                     "either; give the models different names (--served-model-name), or all "
+                     "workers the same files",
                      LOG_TEXT("model", info->model), LOG_TEXT("worker_a", source->id),
                      LOG_TEXT("worker_b", info->id),
                      LOG_TEXT("differs", is_digest  ? "tokenizer.json"
