@@ -106,6 +106,10 @@ uint64_t files_tokenizer_digest(const struct worker_files *files) {
     return files->files[0].digest;
 }
 
+struct bytes files_tokenizer(const struct worker_files *files) {
+    return (struct bytes){files->files[0].data, files->files[0].len};
+}
+
 void files_close(struct worker_files *files) {
     if (files == NULL) {
         return;

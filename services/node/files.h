@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "base/bytes.h"
 #include "base/status.h"
 
 struct rpc_server;
@@ -18,6 +19,8 @@ struct worker_files;
 MUST_USE enum status files_open(const char *directory, struct worker_files **out);
 /* Digest of tokenizer.json. */
 uint64_t files_tokenizer_digest(const struct worker_files *files);
+/* tokenizer.json; lives as long as the files. */
+struct bytes files_tokenizer(const struct worker_files *files);
 /* Adds the methods to a server that has not started. */
 MUST_USE enum status files_serve(struct worker_files *files, struct shell *shell,
                                  struct rpc_server *server);

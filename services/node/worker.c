@@ -18,6 +18,7 @@
 #include "runtime/signals.h"
 #include "services/node/files.h"
 #include "services/node/internal.h"
+#include "text/tokenizer.h"
 
 #define KV_TOKENS_AUTO 65536u
 #define KV_BYTES_AUTO  (1ull << 30)
@@ -410,6 +411,17 @@ static enum status load_model(struct worker *worker) {
         return status;
     }
     struct sentence why;
+    sentence_init(&why);
+    /* Workers do not tokenize. A file that routers cannot read must not pass for a model that is
+     * served: it is tried here, where whoever starts the worker reads why. */
+    struct tokenizer *tokenizer = NULL;
+    status = tokenizer_create(files_tokenizer(worker->files), &tokenizer, &why.writer);
+    tokenizer_destroy(tokenizer);
+    if (status != STATUS_OK) {
+        LOG_ERROR("tokenizer.json of --model cannot be used: routers need it to read prompts",
+                  LOG_TEXT("directory", settings->model), LOG_TEXT("why", sentence_text(&why)));
+        return start_status(status);
+    }
     sentence_init(&why);
     status = model_create(settings->model, kernels_select(NULL), &why.writer, &worker->model);
     if (status != STATUS_OK) {

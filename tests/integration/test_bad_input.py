@@ -22,7 +22,7 @@ class Requests(Case):
     """One cluster for the class: the cases must not disturb each other either."""
 
     def test_bad_requests_are_refused_with_a_sentence(self):
-        made = self.cluster()
+        made = self.cluster(arguments={"router": ["--disaggregate-above", "0"]})
         warm(made)
         nan, inf = float("nan"), float("inf")
         cases = [
