@@ -190,6 +190,7 @@ static void decode_decide(struct decode_core *core, struct decode_entry *entry,
     end->u.end.usage.prompt_tokens = entry->prompt_count;
     end->u.end.usage.cached_tokens = entry->cached;
     end->u.end.usage.completion_tokens = entry->token_count - entry->prompt_count;
+    end->u.end.kv_bytes = entry->received;
     if (entry->state == DECODE_RECEIVING && cause != CAUSE_PEER_ABORT) {
         struct session *peer = &core->node.sessions[entry->peer];
         struct message *refuse = node_send(&core->node, peer, MESSAGE_REFUSE, out);

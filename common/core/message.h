@@ -205,6 +205,7 @@ struct message {
             enum cause cause;
             enum finish finish;
             struct usage usage;
+            uint64_t kv_bytes; /* that came from P, verified */
         } end;
         struct {
             struct attempt_id attempt;

@@ -655,6 +655,10 @@ static void router_end(struct router_core *core, struct session *session,
     }
     leg_end_decode(core, request); /* D has let go: no Abort */
     bool is_ok = message->u.end.outcome == OUTCOME_OK;
+    if (is_ok) {
+        /* A short answer is over before P has heard of the Commit and told us. */
+        request->kv_bytes = message->u.end.kv_bytes;
+    }
     if (is_ok && request->state != REQUEST_ADMITTING) {
         request_done(core, request, CAUSE_DONE, message->u.end.finish, request_emitted(request),
                      out);

@@ -350,6 +350,7 @@ static enum status encode_end(const struct message *message, Baton__Peer__V1__En
     end.outcome = message->u.end.outcome;
     end.cause = message->u.end.cause;
     end.finish = message->u.end.finish;
+    end.kv_bytes = message->u.end.kv_bytes;
     end.usage = &usage;
     envelope->end = &end;
     return wire_pack(&envelope->base, out);
@@ -582,6 +583,7 @@ static bool decode_end(const Baton__Peer__V1__End *end, struct message *out) {
     }
     out->u.end.attempt.v = end->attempt;
     out->u.end.finish = (enum finish)finish;
+    out->u.end.kv_bytes = end->kv_bytes;
     if (end->usage != NULL) {
         out->u.end.usage.prompt_tokens = end->usage->prompt_tokens;
         out->u.end.usage.cached_tokens = end->usage->cached_tokens;

@@ -213,6 +213,7 @@ static void bed_end(struct bed *bed, enum outcome outcome, enum cause cause) {
     end.u.end.outcome = outcome;
     end.u.end.cause = cause;
     end.u.end.finish = FINISH_LENGTH;
+    end.u.end.kv_bytes = 320;
     bed_send(bed, &end, DECODE);
 }
 static void apply_end_ok(struct bed *bed) {
@@ -526,6 +527,16 @@ static void test_a_lost_end_after_the_last_token_costs_nothing(void **state) {
     bed_destroy(bed);
 }
 
+static void test_the_answer_says_what_crossed_though_the_prefill_worker_is_late(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(STREAMING);
+    apply_end_ok(bed); /* no PrefillEnd was there yet */
+    const struct effect *answer = &bed->out.items[bed->out.count - 1];
+    assert_int_equal(answer->kind, EFFECT_ANSWER);
+    assert_int_equal(answer->u.answer.kv_bytes, 320);
+    bed_destroy(bed);
+}
+
 static void test_attempts_are_bounded_and_the_error_says_so(void **state) {
     (void)state;
     struct bed *bed = bed_in(ADMITTING);
@@ -713,6 +724,7 @@ int main(void) {
         cmocka_unit_test(test_an_admit_without_answer_is_aborted_and_placed_again),
         cmocka_unit_test(test_a_resume_sends_the_emitted_tokens_as_prompt),
         cmocka_unit_test(test_a_lost_end_after_the_last_token_costs_nothing),
+        cmocka_unit_test(test_the_answer_says_what_crossed_though_the_prefill_worker_is_late),
         cmocka_unit_test(test_attempts_are_bounded_and_the_error_says_so),
         cmocka_unit_test(test_the_retry_budget_stops_a_storm),
         cmocka_unit_test(test_no_worker_at_all_waits_and_then_says_unavailable),

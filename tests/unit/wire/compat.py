@@ -124,7 +124,7 @@ def envelopes():
         commit=peer.Commit(slot=some_id()),
         tokens=peer.Tokens(attempts=[some_id() for _ in range(n)], tokens=[u32() for _ in range(n)]),
         end=peer.End(attempt=some_id(), outcome=outcome, cause=cause, finish=rng.randint(0, 4),
-                     usage=peer.Usage(prompt_tokens=u32(), cached_tokens=u32(), completion_tokens=u32())),
+                     usage=peer.Usage(prompt_tokens=u32(), cached_tokens=u32(), completion_tokens=u32()), kv_bytes=u64()),
         abort=peer.Abort(attempt=some_id(), cause=cause, is_unless_committed=maybe()),
         committed=peer.Committed(attempt=some_id()))
 

@@ -190,6 +190,7 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
         message->u.end.usage.prompt_tokens = random_u32(prng);
         message->u.end.usage.cached_tokens = random_u32(prng);
         message->u.end.usage.completion_tokens = random_u32(prng);
+        message->u.end.kv_bytes = random_u64(prng);
         break;
     case MESSAGE_ABORT:
         message->u.abort.attempt.v = random_id(prng);
@@ -312,7 +313,7 @@ static void test_no_message_has_grown_a_field_that_does_not_travel(void **state)
     assert_int_equal(sizeof m->u.fin, 16);
     assert_int_equal(sizeof m->u.commit, 8);
     assert_int_equal(sizeof m->u.tokens, 24);
-    assert_int_equal(sizeof m->u.end, 32);
+    assert_int_equal(sizeof m->u.end, 40);
     assert_int_equal(sizeof m->u.abort, 16);
     assert_int_equal(sizeof m->u.committed, 8);
 }
