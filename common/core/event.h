@@ -97,7 +97,7 @@ struct event {
             const char *detail; /* a sentence for the client */
             const uint32_t *tokens;
             uint32_t token_count;
-            uint32_t max_tokens; /* 0 = as much as the context allows */
+            uint32_t max_tokens; /* 0 is refused */
             const struct sampling *sampling;
             const uint32_t *eos; /* end-of-sequence ids of the model */
             uint32_t eos_count;

@@ -925,7 +925,7 @@ static const char *request_invalid(struct router_core *core, struct request *req
         return "the prompt is empty: give at least one token";
     }
     if (event->u.tokenized.max_tokens == 0) {
-        return "max_tokens is 0: ask for at least 1";
+        return "max_tokens is 0 or unset: say how many tokens to generate at most, 1 or more";
     }
     for (uint32_t i = 0; i < event->u.tokenized.token_count; i++) {
         if (event->u.tokenized.tokens[i] >= model.vocab && model.is_known) {

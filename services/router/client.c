@@ -388,16 +388,12 @@ static void client_post_tokens(struct client *client, const struct sampling *sam
     if (len > 0) {
         memcpy(payload + sizeof *sampling, tokens, len);
     }
-    uint32_t max_tokens = client->wish.max_tokens;
-    if (max_tokens == 0) { /* as much as fits; where nothing fits the core says so */
-        max_tokens = client->limit > count ? client->limit - count : 1;
-    }
     mail->event.u.tokenized.request = client->request;
     mail->event.u.tokenized.status = STATUS_OK;
     mail->event.u.tokenized.detail = "";
     mail->event.u.tokenized.tokens = (const uint32_t *)(const void *)(payload + sizeof *sampling);
     mail->event.u.tokenized.token_count = count;
-    mail->event.u.tokenized.max_tokens = max_tokens;
+    mail->event.u.tokenized.max_tokens = client->wish.max_tokens;
     mail->event.u.tokenized.sampling = (const struct sampling *)(const void *)payload;
     mail->event.u.tokenized.eos = client->model->eos;
     mail->event.u.tokenized.eos_count = client->model->eos_count;

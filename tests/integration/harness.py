@@ -183,7 +183,7 @@ def collect(stream, *taken):
     return Answer(ids, text, last.finish_reason, last.usage, last.trace, replies)
 
 
-def make_request(prompt, max_tokens=0, model=MODEL, request_id="", session_id="", **sampling):
+def make_request(prompt, max_tokens=16, model=MODEL, request_id="", session_id="", **sampling):
     """sampling: fields of Sampling; greedy unless a temperature is given."""
     request = api.GenerateRequest(model=model, max_tokens=max_tokens, request_id=request_id, session_id=session_id)
     if isinstance(prompt, str):

@@ -133,7 +133,7 @@ static void test_bidi_stream_echoes_until_half_close(void **state) {
     assert_closed(&probe, RPC_CODE_OK, RPC_END_STATUS);
     assert_int_equal(probe.messages, 501);
     assert_string_equal(probe.last, "last");
-    assert_int_equal(bed.served.half_closed, 1);
+    assert_true(probe_wait(&bed.served, &bed.served.half_closed, 1, SOON));
     bed_close(&bed);
     probe_fini(&probe);
 }
