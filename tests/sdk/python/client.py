@@ -10,7 +10,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("address", help="gRPC address of a router, host:port")
 parser.add_argument("prompt")
 parser.add_argument("--model", help="default: the first that ListModels names")
-parser.add_argument("--max-tokens", type=int, default=0, help="default: as many as the context allows")
+parser.add_argument("--max-tokens", type=int, default=128)
 parser.add_argument("--temperature", type=float, help="0 = greedy; default: the model's own")
 arguments = parser.parse_args()
 
