@@ -141,6 +141,7 @@ static void decode_settle(struct decode_core *core, struct decode_entry *entry) 
                      decode_index(core, entry)));
     struct terminal terminal = {.id = entry->id,
                                 .attempt = entry->attempt.v,
+                                .router = entry->router_incarnation.v,
                                 .at = core->node.now,
                                 .age = instant_since(core->node.now, entry->since),
                                 .state = entry->decided_in,
@@ -295,6 +296,7 @@ static void decode_admit(struct decode_core *core, struct session *session,
                                    .attempt = attempt,
                                    .router = node_session_index(&core->node, session),
                                    .router_stream = session->stream,
+                                   .router_incarnation = session->incarnation,
                                    .words = WORDS_NONE,
                                    .token_count = admit->u.admit.token_count,
                                    .prompt_count = admit->u.admit.token_count,
@@ -959,13 +961,34 @@ static const char *decode_waits_for(const struct decode_entry *entry) {
     return "";
 }
 
+static const char *decode_next_deadline(const struct decode_core *core,
+                                        const struct decode_entry *entry,
+                                        struct instant *next_out) {
+    *next_out = instant_min(entry->deadline, entry->state_deadline);
+    if (entry->state == DECODE_LEAVING) {
+        return "the bound of its own operations";
+    }
+    if (entry->state == DECODE_RESERVED && entry->state_deadline.ns < entry->deadline.ns) {
+        return "T_open: no Open arrived";
+    }
+    if (entry->state == DECODE_RECEIVING && entry->is_fin_seen) {
+        struct instant stall = instant_add(entry->moved, core->node.config.timers.stall);
+        if (stall.ns < next_out->ns) {
+            *next_out = stall;
+            return "T_stall: no KV bytes arrived";
+        }
+    }
+    return "the request's deadline";
+}
+
 bool decode_view(const struct decode_core *core, uint32_t *cursor, struct entry_view *view_out) {
     while (*cursor < core->config.entries_max) {
         const struct decode_entry *entry = &core->entries[(*cursor)++];
         if (entry->state == DECODE_NONE) {
             continue;
         }
-        struct instant next = instant_min(entry->deadline, entry->state_deadline);
+        struct instant next = INSTANT_NEVER;
+        const char *deadline = decode_next_deadline(core, entry, &next);
         *view_out = (struct entry_view){
             .id = entry->id,
             .attempt = entry->attempt.v,
@@ -973,6 +996,8 @@ bool decode_view(const struct decode_core *core, uint32_t *cursor, struct entry_
             .age_ms = span_to_ms(instant_since(core->node.now, entry->since)),
             .state_age_ms = span_to_ms(instant_since(core->node.now, entry->state_since)),
             .deadline_left_ms = span_to_ms(instant_since(next, core->node.now)),
+            .deadline = deadline,
+            .router = entry->router_incarnation.v,
             .operations = decode_operations(entry),
             .tokens = entry->token_count,
             .generated = entry->token_count - entry->prompt_count,

@@ -50,6 +50,7 @@ struct decode_entry {
     uint32_t router; /* session index; valid while router_link is linked */
     uint32_t peer;   /* session index of P; valid while peer_link is linked */
     struct stream_id router_stream;
+    struct incarnation router_incarnation;
     struct stream_id peer_stream; /* the P session it is or was bound to; 0 = never bound */
     struct link router_link;
     struct link peer_link;

@@ -94,6 +94,7 @@ void histogram_add(struct histogram *histogram, struct span value);
 struct terminal {
     uint64_t id;
     uint64_t attempt;
+    uint64_t router; /* incarnation that minted `attempt`; 0 = this process */
     struct instant at;
     struct span age;
     uint8_t state; /* it was in when its outcome was decided */

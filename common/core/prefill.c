@@ -159,6 +159,7 @@ static void prefill_settle(struct prefill_core *core, struct prefill_entry *entr
     CHECK(map_remove(&core->by_slot, prefill_hash(entry->peer_stream, entry->slot.v), at));
     struct terminal terminal = {.id = entry->id,
                                 .attempt = entry->attempt.v,
+                                .router = entry->router_incarnation.v,
                                 .at = core->node.now,
                                 .age = instant_since(core->node.now, entry->since),
                                 .state = entry->decided_in,
@@ -309,6 +310,7 @@ static void prefill_admit(struct prefill_core *core, struct session *session,
         .router = node_session_index(&core->node, session),
         .peer = node_session_index(&core->node, peer),
         .router_stream = session->stream,
+        .router_incarnation = session->incarnation,
         .peer_stream = peer->stream,
         .words = words,
         .end = end,
@@ -907,19 +909,38 @@ static const char *prefill_waits_for(const struct prefill_core *core,
     return "";
 }
 
+static const char *prefill_next_deadline(const struct prefill_core *core,
+                                         const struct prefill_entry *entry,
+                                         struct instant *next_out) {
+    *next_out = entry->deadline;
+    if (entry->sends > 0) {
+        struct instant stall = instant_add(entry->moved, core->node.config.timers.stall);
+        if (stall.ns < next_out->ns) {
+            *next_out = stall;
+            return "T_stall: no KV send ended";
+        }
+    }
+    return entry->state == PREFILL_LEAVING ? "the bound of its own operations"
+                                           : "the request's deadline";
+}
+
 bool prefill_view(const struct prefill_core *core, uint32_t *cursor, struct entry_view *view_out) {
     while (*cursor < core->config.entries_max) {
         const struct prefill_entry *entry = &core->entries[(*cursor)++];
         if (entry->state == PREFILL_NONE) {
             continue;
         }
+        struct instant next = INSTANT_NEVER;
+        const char *deadline = prefill_next_deadline(core, entry, &next);
         *view_out = (struct entry_view){
             .id = entry->id,
             .attempt = entry->attempt.v,
             .state = prefill_state_name(entry->state),
             .age_ms = span_to_ms(instant_since(core->node.now, entry->since)),
             .state_age_ms = span_to_ms(instant_since(core->node.now, entry->state_since)),
-            .deadline_left_ms = span_to_ms(instant_since(entry->deadline, core->node.now)),
+            .deadline_left_ms = span_to_ms(instant_since(next, core->node.now)),
+            .deadline = deadline,
+            .router = entry->router_incarnation.v,
             .operations = prefill_operations(entry),
             .tokens = entry->end + 1,
             .pages = entry->page_count,

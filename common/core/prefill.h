@@ -48,6 +48,7 @@ struct prefill_entry {
     uint32_t router; /* session index; valid while router_link is linked */
     uint32_t peer;   /* session index of D */
     struct stream_id router_stream;
+    struct incarnation router_incarnation;
     struct stream_id peer_stream;
     struct link router_link;
     struct link peer_link;

@@ -1306,6 +1306,23 @@ static const char *request_waits_for(const struct request *request) {
     return "";
 }
 
+static const char *request_next_deadline(const struct request *request) {
+    if (request->state_deadline.ns >= request->deadline.ns) {
+        return "the request's deadline";
+    }
+    switch (request->state) {
+    case REQUEST_PLACING: return "no worker was found (--timer-place)";
+    case REQUEST_ADMITTING:
+    case REQUEST_ASKING: return "no answer from the decode worker (--timer-admit)";
+    case REQUEST_NONE:
+    case REQUEST_TOKENIZING:
+    case REQUEST_PREFILLING:
+    case REQUEST_STREAMING:
+    case REQUEST_ANSWERING: break;
+    }
+    return "the bound of this state";
+}
+
 bool router_view(const struct router_core *core, uint32_t *cursor, struct entry_view *view_out) {
     while (*cursor < core->config.requests_max) {
         const struct request *request = &core->requests[(*cursor)++];
@@ -1320,6 +1337,7 @@ bool router_view(const struct router_core *core, uint32_t *cursor, struct entry_
             .age_ms = span_to_ms(instant_since(core->node.now, request->since)),
             .state_age_ms = span_to_ms(instant_since(core->node.now, request->state_since)),
             .deadline_left_ms = span_to_ms(instant_since(next, core->node.now)),
+            .deadline = request_next_deadline(request),
             .operations = (request->is_tokenizing ? 1u : 0u) + (request->is_answering ? 1u : 0u),
             .tokens = request->token_count,
             .generated = request_emitted(request),

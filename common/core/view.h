@@ -14,6 +14,8 @@ struct entry_view {
     int64_t age_ms;           /* since creation */
     int64_t state_age_ms;     /* since it entered the state */
     int64_t deadline_left_ms; /* until the next deadline that would end it */
+    const char *deadline;     /* which one, for people; static */
+    uint64_t router;          /* incarnation that minted `attempt`; 0 = this process */
     uint32_t operations;      /* own operations outstanding */
     uint32_t tokens;          /* prompt and generated so far */
     uint32_t generated;

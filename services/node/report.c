@@ -560,15 +560,23 @@ static void put_sessions(struct buffer *body, const struct entries_query *query)
     buffer_text(body, "]");
 }
 
+/* Which router's `attempt` this is: attempts of different routers may be equal. */
+static void put_router(struct buffer *body, const struct entries_query *query, uint64_t router) {
+    buffer_printf(body, ",\"router\":\"%016llx\"",
+                  (unsigned long long)(router != 0 ? router : query->shell->incarnation.v));
+}
+
 static void put_entries(struct buffer *body, const struct entries_query *query) {
     buffer_text(body, ",\"entries\":[");
     for (uint32_t i = 0; i < query->view_count; i++) {
         const struct entry_view *view = &query->views[i];
         buffer_printf(body, "%s{\"id\":\"%016llx\",\"attempt\":\"%016llx\"", i > 0 ? ",\n" : "\n",
                       (unsigned long long)view->id, (unsigned long long)view->attempt);
+        put_router(body, query, view->router);
         put_text(body, "state", view->state);
         put_text(body, "label", view->label);
         put_text(body, "waits_for", view->waits_for != NULL ? view->waits_for : "");
+        put_text(body, "deadline", view->deadline != NULL ? view->deadline : "");
         buffer_printf(body,
                       ",\"age_ms\":%lld,\"state_age_ms\":%lld,\"deadline_left_ms\":%lld,"
                       "\"operations\":%u,\"tokens\":%u,\"generated\":%u,\"pages\":%u,"
@@ -599,6 +607,7 @@ static void put_terminals(struct buffer *body, const struct entries_query *query
         const struct terminal *each = &query->terminals[i];
         buffer_printf(body, "%s{\"id\":\"%016llx\",\"attempt\":\"%016llx\"", i > 0 ? ",\n" : "\n",
                       (unsigned long long)each->id, (unsigned long long)each->attempt);
+        put_router(body, query, each->router);
         put_text(body, "label", each->label);
         put_text(body, "state", query->shell->core.state_name(each->state));
         put_text(body, "outcome", outcome_name((enum outcome)each->outcome));

@@ -468,7 +468,14 @@ static void test_every_state_has_a_deadline_that_ends_it(void **state) {
         struct entry_view view;
         assert_true(decode_view(&bed->core, &cursor, &view));
         assert_in_range(view.deadline_left_ms, 1, 60000);
+        assert_string_equal(view.deadline, column == RESERVED ? "T_open: no Open arrived"
+                                                              : "the request's deadline");
+        assert_int_equal(view.router, bed->core.entries[cursor - 1].router_incarnation.v);
+        assert_int_not_equal(view.router, 0);
         bed_wait(bed, 61000);
+        if (bed->core.node.terminals_total > 0) { /* else an own operation holds it */
+            assert_int_equal(bed->core.node.terminals[0].router, view.router);
+        }
         assert_int_equal(bed->core.node.ledger.reaped[column], 1);
         bed_destroy(bed);
     }
@@ -478,6 +485,11 @@ static void test_a_stall_after_fin_ends_the_slot_within_t_stall(void **state) {
     (void)state;
     struct bed *bed = bed_in(RECEIVING);
     apply_fin(bed);
+    uint32_t cursor = 0;
+    struct entry_view view;
+    assert_true(decode_view(&bed->core, &cursor, &view));
+    assert_string_equal(view.deadline, "T_stall: no KV bytes arrived");
+    assert_int_equal(view.deadline_left_ms, 5000);
     int64_t start = bed->now;
     bed_wait(bed, 10000);
     assert_string_equal(bed->text, "end(failed) refuse link_disarm");
