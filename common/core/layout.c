@@ -81,6 +81,12 @@ enum status layout_complete(struct kv_layout *layout) {
     return STATUS_OK;
 }
 
+void layout_bind(struct kv_layout *layout, uint64_t fingerprint) {
+    const uint64_t words[3] = {layout->digest.low, layout->digest.high, fingerprint};
+    struct siphash128 bound = siphash128(digest_key, words, sizeof words);
+    layout->digest = (struct layout_digest){bound.high, bound.low};
+}
+
 uint64_t layout_range_bytes(const struct kv_layout *layout, uint32_t component_first,
                             uint32_t component_count, uint32_t tokens) {
     uint64_t bytes = 0;

@@ -63,6 +63,11 @@ struct kv_layout {
  * lifetimes other than PAGE and tokens_per_row other than 1; STATUS_RANGE past the maxima. */
 MUST_USE enum status layout_complete(struct kv_layout *layout);
 
+/* Binds a complete layout to one set of weights: KV of other weights has the same shape and is
+ * wrong all the same, so two workers pair only if both are equal. fingerprint: a hash of the model.
+ */
+void layout_bind(struct kv_layout *layout, uint64_t fingerprint);
+
 static inline bool layout_digest_equal(struct layout_digest a, struct layout_digest b) {
     return a.high == b.high && a.low == b.low;
 }

@@ -404,6 +404,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
         request->first_placed = core->node.now;
         histogram_add(&core->stats.queue, instant_since(core->node.now, request->since));
     }
+    core->stats.resumes_other_numerics += fleet_has_numerics(worker, request) ? 0 : 1;
     request->decode = decode;
     request->decode_stream = session->stream;
     request->attempt_tokens = request->token_count;
@@ -614,6 +615,10 @@ static void request_token(struct router_core *core, struct request *request, uin
         core->stats.resumes_ok++;
     }
     request->last_token = core->node.now;
+    if (request->numerics[0] == '\0') {
+        text_copy(request->numerics, MESSAGE_NUMERICS_MAX,
+                  core->workers[request->decode].info.numerics);
+    }
     uint32_t *tokens = request_tokens(core, request);
     tokens[request->token_count++] = token;
     core->stats.tokens++;

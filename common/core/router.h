@@ -115,6 +115,8 @@ struct request {
     char session_label[LABEL_MAX];
     char decode_label[LABEL_MAX];
     char prefill_label[LABEL_MAX];
+    char numerics[MESSAGE_NUMERICS_MAX]; /* of the worker whose tokens the client has; "" = none yet
+                                          */
     char detail[ROUTER_DETAIL_MAX];
 };
 
@@ -128,6 +130,8 @@ struct router_stats {
     uint64_t retries[CAUSE_COUNT];
     uint64_t resumes_ok; /* resumed streams that went on */
     uint64_t resumes_failed;
+    uint64_t
+        resumes_other_numerics; /* placed on a worker that computes otherwise: tokens may differ */
     uint64_t admits;
     uint64_t rejected_busy;
     uint64_t prefill_busy;

@@ -218,6 +218,10 @@ static uint64_t fleet_load(const struct worker *worker) {
     return worker->tokens_reserved * 1000 / capacity;
 }
 
+bool fleet_has_numerics(const struct worker *worker, const struct request *request) {
+    return request->numerics[0] == '\0' || text_equal(worker->info.numerics, request->numerics);
+}
+
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
                                       uint32_t *worker_out) {
     uint64_t hashes[ROUTER_AFFINITY_BLOCKS];
@@ -249,6 +253,9 @@ enum fleet_answer fleet_choose_decode(struct router_core *core, const struct req
         uint64_t blocks = fleet_affinity(core, worker, hashes, count);
         uint64_t bonus = blocks > 0 && load <= least_load + 250 ? 250 + blocks : 0;
         uint64_t score = ((load + 1000 - bonus) << 16) + worker->attempts;
+        if (!fleet_has_numerics(worker, request)) {
+            score += UINT64_MAX / 2; /* the same tokens only where the same arithmetic is done */
+        }
         if (score < best_score) {
             best_score = score;
             *worker_out = i;

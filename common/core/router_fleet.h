@@ -23,6 +23,9 @@ enum fleet_answer {
     FLEET_NONE, /* no live worker for this model */
 };
 
+/* Whether a worker computes as the one did whose tokens the client already has (or there is none
+ * yet). */
+bool fleet_has_numerics(const struct worker *worker, const struct request *request);
 /* A decode worker for a request, by load and by who holds its prefix. */
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
                                       uint32_t *worker_out);

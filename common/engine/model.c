@@ -483,5 +483,9 @@ enum status model_layout(const struct model *model, uint32_t page_tokens,
         component->dtype = model->info.kv_dtype;
         component->lifetime = KV_LIFETIME_PAGE;
     }
-    return layout_complete(layout_out);
+    enum status status = layout_complete(layout_out);
+    if (status == STATUS_OK) {
+        layout_bind(layout_out, model->info.fingerprint);
+    }
+    return status;
 }

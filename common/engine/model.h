@@ -69,7 +69,8 @@ void model_destroy(struct model *model);
 const struct model_info *model_info(const struct model *model);
 
 /* Describes the model's KV: components k and v of each layer, in layer order, kv_heads * head_dim
- * values per row, pages of `page_tokens`. Errors as layout_complete. */
+ * values per row, pages of `page_tokens`; the digest covers the weights too. Errors as
+ * layout_complete. */
 MUST_USE enum status model_layout(const struct model *model, uint32_t page_tokens,
                                   struct kv_layout *layout_out);
 

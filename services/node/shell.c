@@ -414,7 +414,8 @@ enum status shell_create(const struct shell_config *config, struct shell **out) 
     report_add_metrics(shell);
     status = watchdog_start(NULL);
     if (status == STATUS_OK) {
-        status = rpc_create(NULL, &shell->rpc);
+        const struct rpc_config rpc = {.calls_max = config->calls_max};
+        status = rpc_create(&rpc, &shell->rpc);
     }
     if (status == STATUS_OK) {
         status = start_discovery(shell);

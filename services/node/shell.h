@@ -104,6 +104,7 @@ struct shell_config {
     const char *listen_host;               /* of the port that others connect to: for advertise */
     const struct admin_route *routes;      /* further ones; borrowed */
     uint32_t route_count;
+    uint32_t calls_max; /* clients', sessions' and etcd's calls together; 0 = 16384 */
 };
 
 /* After config_start; signals_block must have come first. Starts log, watchdog, rpc, admin port

@@ -22,7 +22,7 @@ static const struct config_entry entries[] = {
      .help = "live at once; more are refused with a time to come back",
      .value = "16384",
      .least = 1,
-     .most = 16384, /* as many calls as one rpc holds */
+     .most = 1048576,
      .offset = offsetof(struct router_settings, requests_max)},
     {.flag = "max-tokens-held",
      .type = CONFIG_U32,
@@ -109,6 +109,9 @@ int main(int argc, char **argv) {
                                         .version = program.version,
                                         .settings = &settings.shell,
                                         .listen_host = settings.grpc.host,
+                                        /* a flood of clients leaves room for our own calls */
+                                        .calls_max =
+                                            settings.requests_max + 2 * settings.workers_max + 1024,
                                         .routes = &route,
                                         .route_count = 1};
     enum status status = shell_create(&config, &router.shell);

@@ -39,7 +39,7 @@ void report_init(struct router *router) {
                                             .hides_zero = true});
     report->resumes = add(router, METRIC_COUNTER, "baton_resumes_total",
                           "Streams that had tokens when their worker was lost.", "outcome",
-                          (const char *const[]){"ok", "failed"}, 2);
+                          (const char *const[]){"ok", "failed", "other_numerics"}, 3);
     report->placements = add(router, METRIC_COUNTER, "baton_placements_total",
                              "Attempts that a decode worker admitted: it prefills alone, or with a "
                              "prefill worker.",
@@ -109,6 +109,7 @@ void report_refresh(void *ctx) {
     }
     metric_count_to(report->resumes, 0, stats->resumes_ok);
     metric_count_to(report->resumes, 1, stats->resumes_failed);
+    metric_count_to(report->resumes, 2, stats->resumes_other_numerics);
     metric_count_to(report->placements, 0, stats->one_leg);
     metric_count_to(report->placements, 1, stats->two_legs);
     metric_count_to(report->refusals, 0, stats->rejected_busy);

@@ -154,6 +154,22 @@ static void test_the_layout_digest_covers_all_that_two_workers_must_share(void *
     }
 }
 
+static void test_a_layout_bound_to_other_weights_is_another_layout(void **state) {
+    (void)state;
+    struct kv_layout one = plain_layout();
+    struct kv_layout two = plain_layout();
+    assert_int_equal(layout_complete(&one), STATUS_OK);
+    assert_int_equal(layout_complete(&two), STATUS_OK);
+    layout_bind(&one, 7);
+    assert_false(layout_digest_equal(one.digest, two.digest));
+    layout_bind(&two, 8);
+    assert_false(layout_digest_equal(one.digest, two.digest));
+    two = plain_layout();
+    assert_int_equal(layout_complete(&two), STATUS_OK);
+    layout_bind(&two, 7);
+    assert_true(layout_digest_equal(one.digest, two.digest));
+}
+
 static void test_a_layout_that_is_wrong_is_refused(void **state) {
     (void)state;
     struct kv_layout layout = plain_layout();
@@ -236,6 +252,7 @@ int main(void) {
         cmocka_unit_test(test_the_budget_finds_the_planned_step_from_either_side),
         cmocka_unit_test(test_a_partly_filled_step_does_not_grow_the_budget),
         cmocka_unit_test(test_the_layout_digest_covers_all_that_two_workers_must_share),
+        cmocka_unit_test(test_a_layout_bound_to_other_weights_is_another_layout),
         cmocka_unit_test(test_a_layout_that_is_wrong_is_refused),
         cmocka_unit_test(test_the_rows_of_a_page_do_not_overlap),
         cmocka_unit_test(test_timers_that_contradict_each_other_are_refused_by_name),

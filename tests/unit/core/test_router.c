@@ -518,6 +518,33 @@ static void test_a_resume_sends_the_emitted_tokens_as_prompt(void **state) {
     bed_destroy(bed);
 }
 
+static void test_a_resume_prefers_a_worker_that_computes_the_same(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(TOKENIZING);
+    bed_worker(bed, ROLE_DECODE, 700, DECODE2);
+    bed_worker(bed, ROLE_DECODE, 701, DECODE2 + 2);
+    for (uint32_t i = 0; i < 4; i++) {
+        struct worker *worker = &bed->core.workers[i];
+        bool is_other = worker->info.incarnation.v == 700;
+        text_copy(worker->info.numerics, MESSAGE_NUMERICS_MAX, is_other ? "f32/c/1" : "f32/avx2/1");
+        /* 500 is the least loaded, 701 the most: it is chosen all the same after 500 is lost */
+        worker->tokens_reserved += worker->info.incarnation.v == 500   ? 0
+                                   : worker->info.incarnation.v == 700 ? 10
+                                                                       : 50;
+    }
+    apply_tokenized(bed);
+    apply_admitted_local(bed);
+    apply_tokens(bed);
+    struct event ended = {.kind = EVENT_STREAM_ENDED, .stream = {DECODE}};
+    ended.u.stream_end.cause = CAUSE_SESSION_ENDED;
+    bed->now += 1000000;
+    router_core_step(&bed->core, &ended, (struct instant){bed->now}, &bed->out);
+    const struct request *request = &bed->core.requests[pool_index(bed->request)];
+    assert_int_equal(bed->core.workers[request->decode].info.incarnation.v, 701);
+    assert_int_equal(bed->core.stats.resumes_other_numerics, 0);
+    bed_destroy(bed);
+}
+
 static void test_a_lost_end_after_the_last_token_costs_nothing(void **state) {
     (void)state;
     struct bed *bed = bed_in(STREAMING);
@@ -723,6 +750,7 @@ int main(void) {
         cmocka_unit_test(test_every_state_ends_by_the_requests_deadline),
         cmocka_unit_test(test_an_admit_without_answer_is_aborted_and_placed_again),
         cmocka_unit_test(test_a_resume_sends_the_emitted_tokens_as_prompt),
+        cmocka_unit_test(test_a_resume_prefers_a_worker_that_computes_the_same),
         cmocka_unit_test(test_a_lost_end_after_the_last_token_costs_nothing),
         cmocka_unit_test(test_the_answer_says_what_crossed_though_the_prefill_worker_is_late),
         cmocka_unit_test(test_attempts_are_bounded_and_the_error_says_so),
