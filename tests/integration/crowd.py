@@ -44,7 +44,8 @@ calls = []
 for index in range(streams):
     # Half have long inputs of their own: they queue, are computed and cross when the others stream already.
     prompt = filler(draw.randrange(200, 440), seed * 1000 + index) if index % 2 else filler(draw.randrange(2, 12), index)
-    calls.append(clients[index % len(clients)].stream(make_request(prompt, max_tokens=512 - len(prompt), ignore_eos=True), timeout=120))
+    request = make_request(prompt, max_tokens=512 - len(prompt), ignore_eos=True)
+    calls.append(clients[index % len(clients)].stream(request, timeout=120))
 os.write(1, b"started\n")
 threads = [threading.Thread(target=follow, args=(call,), daemon=True) for call in calls]
 for thread in threads:

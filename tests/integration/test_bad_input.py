@@ -424,9 +424,17 @@ class Mixed(Case):
         self.assert_no_faults(made)
 
     def test_workers_of_different_layouts_are_never_paired(self):
+        self.never_paired(layers=3)
+
+    def test_workers_of_different_weights_are_never_paired(self):
+        self.never_paired(seed=2)
+
+    def never_paired(self, **difference):
+        """Two models of one name and one tokenizer that differ in one thing, a decode worker of one and a prefill worker
+        of the other."""
         folder = self.folder()
-        one = random_model(folder, "one/twin", layers=2)
-        two = random_model(folder, "two/twin", layers=3)
+        one = random_model(folder, "one/twin")
+        two = random_model(folder, "two/twin", **difference)
         made = self.cluster(0, 0, routers=1, arguments={"router": ["--disaggregate-above", "0", "--timer-place", "2s"]})
         members = [made.start_program("decode", "decode-one", model=one),
                    made.start_program("prefill", "prefill-two", model=two)]
