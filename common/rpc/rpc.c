@@ -768,13 +768,17 @@ static void call_pump(struct rpc_call *call) {
     }
 }
 
+/* 2 ms: gRPC's own timers are that coarse. */
+static bool deadline_is_over(const struct rpc_call *call) {
+    return instant_reached(instant_add(clock_now(), span_ms(2)), call->deadline);
+}
+
 static void call_describe_end(const struct rpc_call *call, struct rpc_outcome *outcome) {
     if (!call->is_server) {
         outcome->code = (enum rpc_code)call->status;
         if (call->is_killed && outcome->code == call->kill_code) {
             outcome->end = call->kill_end;
-        } else if (outcome->code == RPC_CODE_DEADLINE_EXCEEDED &&
-                   instant_reached(clock_now(), call->deadline)) {
+        } else if (outcome->code == RPC_CODE_DEADLINE_EXCEEDED && deadline_is_over(call)) {
             outcome->end = RPC_END_DEADLINE;
         }
         return;
@@ -788,8 +792,8 @@ static void call_describe_end(const struct rpc_call *call, struct rpc_outcome *o
         outcome->end = call->kill_end;
         outcome->code = call->kill_code;
         outcome->message = call->kill_text;
-    } else if (instant_reached(instant_add(clock_now(), span_ms(2)), call->deadline)) {
-        outcome->end = RPC_END_DEADLINE; /* 2 ms: gRPC's own timers are that coarse */
+    } else if (deadline_is_over(call)) {
+        outcome->end = RPC_END_DEADLINE;
         outcome->code = RPC_CODE_DEADLINE_EXCEEDED;
         outcome->message = "the client's deadline passed";
     } else {

@@ -166,7 +166,7 @@ static void test_long_sentences_are_cut_between_characters(void **state) {
     probe_init(&probe, bed.client_rpc);
     (void)bed_call(&bed, &probe, "/t.T/Hang", RPC_KIND_UNARY, "x", 5000);
     assert_true(probe_wait(&bed.served, &bed.served.opened, 1, SOON));
-    char *text = calloc(1, 100001);
+    char *text = calloc(1, 100002);
     assert_non_null(text);
     for (uint32_t i = 0; i + 1 < 100000; i += 2) {
         memcpy(text + 1 + i, "\xc3\xa9", 2);
