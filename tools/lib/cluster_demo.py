@@ -96,7 +96,7 @@ def story(cluster, last, moments):
         decode = cluster.find(trace.decode_worker)
         moved = metric(decode, "baton_transfer_bytes_total", direction="received")
         rows += [("prefill", f"{trace.prefill_worker} computed the prompt's KV cache"),
-                 ("KV cache", f"{size(trace.kv_bytes)} crossed to {trace.decode_worker} while they were computed"
+                 ("KV cache", f"{size(trace.kv_bytes)} crossed to {trace.decode_worker} while the rest was computed"
                   + (f" ({size(moved)} verified there)" if moved else ""))]
     rows += [("decode", f"{trace.decode_worker} computed the last prompt token itself and generated "
                         f"{usage.completion_tokens} tokens (ended by: {last.finish_reason})"),
