@@ -17,6 +17,7 @@
 #include "base/pool.h"
 #include "base/status.h"
 #include "core/layout.h"
+#include "kvlink/copysum.h"
 #include "kvlink/coverage.h"
 #include "kvlink/kvlink.h"
 #include "runtime/mail.h"
@@ -163,6 +164,9 @@ struct kvlink {
 
     ucp_context_h context;
     ucp_worker_h worker;
+    ucp_datatype_t chunk_type; /* packs and sums a struct chunk */
+    bool is_sum_late;          /* the sum can be taken while UCX packs; see send.c */
+    enum copysum_cpu cpu;
     int worker_fd;
     uint16_t port;
     char device[LINK_DEVICE_CAP];
@@ -242,6 +246,7 @@ bool link_slots_are_free(const struct kvlink *link);
 
 /* send.c. Link thread. */
 void link_send_init(struct kvlink *link);
+MUST_USE ucs_status_t link_chunk_type_make(struct kvlink *link);
 /* Hands up to a bounded number of chunks to UCX; true if there may be more to hand over. */
 bool link_pump(struct kvlink *link);
 /* Ends ops and peers that have nothing outstanding, and calls back. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "kvlink/copysum.h"
 #include "kvlink/sum.h"
 #include "runtime/log.h"
 
@@ -38,47 +39,27 @@ static uint64_t expected_bytes(const struct kvlink *link, const struct chunk_hea
     return rows * header->token_count; /* < 2^10 * 2^32 * 2^20 */
 }
 
-/* Each block is copied and then summed while hot: measured, that is faster than the other order, as
- * the copy waits less for memory than the sum does. */
-struct payload {
-    const uint8_t *data;
-    size_t len;
-    size_t summed;
-    struct sum sum;
-};
-
-static void payload_sum_to(struct payload *payload, size_t end) {
-    while (payload->summed < end) {
-        size_t len = payload->len - payload->summed;
-        len = len < SUM_BLOCK_BYTES ? len : SUM_BLOCK_BYTES;
-        sum_update(&payload->sum, payload->data + payload->summed, len);
-        payload->summed += len;
-    }
+static void sum_to(struct copysum *payload, size_t end) {
+    copysum_take(payload, NULL, payload->whole + payload->taken, end - payload->taken,
+                 COPYSUM_TO_NOWHERE, payload->whole + end);
 }
 
-/* Copies the rows of tokens [first, end) of a component; their first byte is at payload offset
- * `at`. */
-static void copy_rows(struct kvlink *link, const struct slot *slot, struct payload *payload,
+/* Takes the payload from `at` on for the rows of tokens [first, end) of a component, the first of
+ * which are at payload offset `at`: what lies before is only summed. */
+static void copy_rows(struct kvlink *link, const struct slot *slot, struct copysum *payload,
                       size_t at, uint32_t component, uint32_t first, uint32_t end) {
     const struct kv_layout *layout = link->layout;
     size_t row_bytes = layout->components[component].row_bytes;
+    sum_to(payload, at);
     while (first < end) {
         uint32_t in_page = first % layout->page_tokens;
         uint32_t run = layout->page_tokens - in_page;
         run = run < end - first ? run : end - first;
         uint8_t *to = link->kv + layout_row_offset(layout, slot->pages[first / layout->page_tokens],
                                                    component, in_page);
-        size_t left = run * row_bytes;
-        while (left > 0) {
-            /* up to the next block border of the payload */
-            size_t piece = SUM_BLOCK_BYTES - at % SUM_BLOCK_BYTES;
-            piece = piece < left ? piece : left;
-            memcpy(to, payload->data + at, piece);
-            to += piece;
-            at += piece;
-            payload_sum_to(payload, at);
-            left -= piece;
-        }
+        const uint8_t *from = payload->whole + payload->taken;
+        size_t len = run * row_bytes;
+        copysum_take(payload, to, from, len, COPYSUM_TO_MEMORY, from + len);
         first += run;
     }
 }
@@ -112,8 +93,8 @@ static void slot_take_chunk(struct kvlink *link, struct slot *slot,
         link_count(&link->counts.dropped_covered, 1);
         return;
     }
-    struct payload payload = {.data = data, .len = header->bytes};
-    sum_init(&payload.sum);
+    struct copysum payload;
+    copysum_begin(&payload, data, header->bytes, link->cpu);
     size_t at = 0;
     for (uint32_t c = header->component_first; c < component_end; c++) {
         size_t row_bytes = layout->components[c].row_bytes;
@@ -125,8 +106,8 @@ static void slot_take_chunk(struct kvlink *link, struct slot *slot,
         }
         at += row_bytes * header->token_count;
     }
-    payload_sum_to(&payload, payload.len);
-    if (sum_final(&payload.sum, header_bytes) != header->sum) {
+    sum_to(&payload, header->bytes);
+    if (chunk_sum(copysum_end(&payload), header_bytes) != header->sum) {
         slot_spoil(link, slot, KVLINK_BAD_CHECKSUM);
         return;
     }

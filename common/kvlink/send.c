@@ -135,6 +135,98 @@ static uint32_t chunk_add_rows(const struct kvlink *link, const struct op *op, s
     return first;
 }
 
+/* ---- sums ---- */
+
+/* `behind`: where UCX may have put its copy of the header already, or NULL. */
+static void chunk_seal(struct chunk *chunk, uint64_t payload, uint8_t *behind) {
+    uint64_t sum = chunk_sum(payload, chunk->header);
+    chunk_set_sum(chunk->header, sum);
+    if (behind != NULL && memcmp(behind, chunk->header, CHUNK_SUM_OFFSET) == 0) {
+        chunk_set_sum(behind, sum);
+    }
+}
+
+static uint64_t chunk_sum_pieces(const struct chunk *chunk) {
+    XXH3_state_t state;
+    (void)XXH3_64bits_reset(&state); /* these fail on NULL only */
+    for (uint32_t i = 0; i < chunk->iov_count; i++) {
+        (void)XXH3_64bits_update(&state, chunk->iov[i].buffer, chunk->iov[i].length);
+    }
+    return XXH3_64bits_digest(&state);
+}
+
+/* UCX asks for the payload when it has room for it: then rows are copied and summed in one pass.
+ * The sum belongs into the header, and UCX 1.13 puts the header right behind the payload (of the
+ * first fragment), just before or (with its new protocols) just after it calls chunk_pack. So the
+ * sum is put into our header for the one case, and into UCX's copy, if it lies there already, for
+ * the other. Both are in the same buffer of UCX's. Other versions: is_sum_late is false, and the
+ * sum is taken in a pass of its own while the chunk is cut. */
+static size_t chunk_pack(void *state, size_t offset, void *to_any, size_t most) {
+    struct chunk *chunk = state;
+    const struct kvlink *link = chunk->link;
+    uint8_t *to = to_any;
+    size_t len = chunk->bytes - offset;
+    len = len < most ? len : most;
+    if (link->is_sum_late && len == chunk->bytes) {
+        struct copysum sum;
+        copysum_begin(&sum, to, len, link->cpu);
+        for (uint32_t i = 0; i < chunk->iov_count; i++) {
+            const void *next = i + 1 < chunk->iov_count ? chunk->iov[i + 1].buffer : NULL;
+            copysum_take(&sum, to + sum.taken, chunk->iov[i].buffer, chunk->iov[i].length,
+                         COPYSUM_TO_CACHE, next);
+        }
+        chunk_seal(chunk, copysum_end(&sum), to + len);
+        return len;
+    }
+    if (link->is_sum_late && offset == 0) {
+        chunk_seal(chunk, chunk_sum_pieces(chunk), to + len);
+    }
+    size_t at = 0;     /* of the piece in the payload */
+    size_t copied = 0; /* of this fragment */
+    for (uint32_t i = 0; i < chunk->iov_count && copied < len; i++) {
+        size_t end = at + chunk->iov[i].length;
+        size_t from = offset + copied;
+        if (from < end) {
+            size_t piece = end - from < len - copied ? end - from : len - copied;
+            memcpy(to + copied, (const uint8_t *)chunk->iov[i].buffer + (from - at), piece);
+            copied += piece;
+        }
+        at = end;
+    }
+    return len;
+}
+
+static void *chunk_start_pack(void *context, const void *buffer, size_t count) {
+    struct kvlink *link = context;
+    const struct chunk *chunk = buffer;
+    (void)count;
+    return &link->chunks[chunk - link->chunks];
+}
+
+static size_t chunk_packed_size(void *state) {
+    return ((const struct chunk *)state)->bytes;
+}
+
+static void chunk_finish_pack(void *state) {
+    (void)state; /* the chunk ends with its send */
+}
+
+ucs_status_t link_chunk_type_make(struct kvlink *link) {
+    static const ucp_generic_dt_ops_t ops = {.start_pack = chunk_start_pack,
+                                             .packed_size = chunk_packed_size,
+                                             .pack = chunk_pack,
+                                             .finish = chunk_finish_pack};
+    unsigned major;
+    unsigned minor;
+    unsigned release;
+    ucp_get_version(&major, &minor, &release);
+    link->is_sum_late = major == 1 && minor == 13;
+    link->cpu = copysum_best();
+    return ucp_dt_create_generic(&ops, link, &link->chunk_type);
+}
+
+/* ---- cutting ---- */
+
 /* Cuts the next chunk and moves the op's cursor: a piece of one component of at most
  * CHUNK_BYTES_MAX, or several whole components where each is small. */
 static void chunk_cut(struct kvlink *link, struct op *op, struct chunk *chunk) {
@@ -185,13 +277,9 @@ static void chunk_cut(struct kvlink *link, struct op *op, struct chunk *chunk) {
         .bytes = chunk->bytes,
     };
     chunk_encode(&header, chunk->header);
-    struct sum sum;
-    sum_init(&sum);
-    for (uint32_t i = 0; i < chunk->iov_count; i++) {
-        sum_update(&sum, chunk->iov[i].buffer, chunk->iov[i].length);
+    if (!link->is_sum_late) {
+        chunk_seal(chunk, chunk_sum_pieces(chunk), NULL);
     }
-    header.sum = sum_final(&sum, chunk->header);
-    chunk_encode(&header, chunk->header);
 }
 
 /* ---- sending ---- */
@@ -250,14 +338,12 @@ static void peer_send_chunk(struct kvlink *link, struct peer *peer) {
         .flags = UCP_AM_SEND_FLAG_EAGER,
         .cb.send = on_chunk_sent,
         .user_data = chunk,
-        .datatype = chunk->iov_count == 1 ? ucp_dt_make_contig(1) : ucp_dt_make_iov(),
+        .datatype = link->chunk_type,
     };
-    const void *data = chunk->iov_count == 1 ? chunk->iov[0].buffer : (const void *)chunk->iov;
-    size_t count = chunk->iov_count == 1 ? chunk->bytes : chunk->iov_count;
     link_count(&link->counts.chunks_sent, 1);
     link_count(&link->counts.bytes_sent, chunk->bytes);
-    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, LINK_AM_ID, chunk->header,
-                                               CHUNK_HEADER_BYTES, data, count, &param);
+    ucs_status_ptr_t request =
+        ucp_am_send_nbx(peer->ep, LINK_AM_ID, chunk->header, CHUNK_HEADER_BYTES, chunk, 1, &param);
     if (UCS_PTR_IS_PTR(request)) {
         peer->requests++;
         link_count(&link->counts.requests_outstanding, 1);

@@ -590,6 +590,10 @@ enum status link_ucx_open(struct kvlink *link, struct writer *why) {
     if (status != STATUS_OK) {
         return status;
     }
+    if (link_chunk_type_make(link) != UCS_OK) {
+        writer_printf(why, "UCX makes no datatype for chunks: no memory");
+        return STATUS_INTERNAL;
+    }
     if (is_tcp) {
         reset_on_close(link);
     }
@@ -632,5 +636,9 @@ void link_ucx_close(struct kvlink *link) {
     if (link->context != NULL) {
         ucp_cleanup(link->context);
         link->context = NULL;
+    }
+    if (link->chunk_type != 0) {
+        ucp_dt_destroy(link->chunk_type);
+        link->chunk_type = 0;
     }
 }

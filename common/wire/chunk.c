@@ -51,6 +51,10 @@ void chunk_encode(const struct chunk_header *header, uint8_t *bytes) {
     put(bytes + OFFSET_SUM, header->sum, 8);
 }
 
+void chunk_set_sum(uint8_t *bytes, uint64_t sum) {
+    put(bytes + OFFSET_SUM, sum, 8);
+}
+
 enum status chunk_decode(const uint8_t *bytes, size_t len, struct chunk_header *header_out) {
     if (len != CHUNK_HEADER_BYTES || take(bytes + OFFSET_MAGIC, 2) != CHUNK_MAGIC) {
         return STATUS_CORRUPT;

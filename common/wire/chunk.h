@@ -36,6 +36,8 @@ struct chunk_header {
 
 /* bytes: CHUNK_HEADER_BYTES bytes of the caller's. */
 void chunk_encode(const struct chunk_header *header, uint8_t *bytes);
+/* Replaces the sum in an encoded header. */
+void chunk_set_sum(uint8_t *bytes, uint64_t sum);
 /* Returns STATUS_CORRUPT if len is not CHUNK_HEADER_BYTES or the magic is wrong, STATUS_UNSUPPORTED
  * for another version or kind, STATUS_INVALID if reserved bytes are set, a count is zero or the
  * payload is empty or larger than CHUNK_BYTES_MAX. bytes may be NULL when len is 0. */

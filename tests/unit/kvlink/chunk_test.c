@@ -37,6 +37,9 @@ static void test_the_bytes_are_those_of_the_protocol(void **state) {
     assert_true(back.token_first == sample.token_first && back.token_count == sample.token_count);
     assert_true(back.component_first == sample.component_first &&
                 back.component_count == sample.component_count && back.bytes == sample.bytes);
+    memset(bytes + CHUNK_SUM_OFFSET, 0, sizeof(sample.sum));
+    chunk_set_sum(bytes, sample.sum);
+    assert_memory_equal(bytes, golden, sizeof(golden));
 }
 
 static void test_each_damage_has_its_own_answer(void **state) {

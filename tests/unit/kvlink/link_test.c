@@ -301,10 +301,7 @@ static void raw_close(struct raw *raw) {
 
 static void seal(struct chunk_header header, const void *payload, uint8_t *bytes) {
     chunk_encode(&header, bytes);
-    struct sum sum;
-    sum_init(&sum);
-    sum_update(&sum, payload, header.bytes);
-    header.sum = sum_final(&sum, bytes);
+    header.sum = chunk_sum(XXH3_64bits(payload, header.bytes), bytes);
     chunk_encode(&header, bytes);
 }
 
@@ -386,6 +383,71 @@ static void test_small_components_share_a_chunk(void **state) {
     assert_true(side_wait(&to, side_covered, slot_id(0, 1)));
     assert_true(side_holds(&to, SEED, 0, ODD_COUNT, 0, 5));
     assert_int_equal(side_counters(&from).chunks_sent, 1);
+    side_close(&from);
+    side_close(&to);
+}
+
+/* Sends all of `from` and looks whether it arrived. */
+static void check_transfer(struct side *from, struct side *to, uint32_t components,
+                           uint32_t tokens) {
+    side_fill(from, SEED, 0, components, 0, tokens);
+    side_arm(to, slot_id(0, 1), KEY, 0, tokens);
+    connect_to(from, 1, to);
+    assert_int_equal(side_send(from, 1, slot_id(0, 1), KEY, 0, components, 0, tokens), STATUS_OK);
+    assert_true(side_wait(to, side_covered, slot_id(0, 1)));
+    assert_true(side_wait(from, side_ops_ended, 0));
+    assert_true(side_holds(to, SEED, 0, components, 0, tokens));
+    assert_int_equal(side_counters(to).bytes_accepted, side_counters(from).bytes_sent);
+}
+
+/* Over shared memory a row is more than a segment of UCX's, which asks for it piece by piece. */
+static void test_rows_larger_than_a_segment_arrive(void **state) {
+    static const uint32_t rows[] = {100u * 1024 + 4, 256u * 1024, 61u * 1024, 200u * 1024 + 60};
+    struct side_options options = {.transport = transport_of(state),
+                                   .page_tokens = 2,
+                                   .page_count = 4,
+                                   .token_max = 7,
+                                   .rows = rows,
+                                   .component_count = 4};
+    struct side from;
+    struct side to;
+    side_open(&from, &options);
+    options.page_tokens = 3;
+    side_open(&to, &options);
+    check_transfer(&from, &to, 4, 7);
+    side_close(&from);
+    side_close(&to);
+}
+
+/* Other versions of UCX, and other processors, than the one that the tests run on. */
+static void test_every_way_to_take_the_sum_agrees_with_every_other(void **state) {
+    for (int way = 0; way < 8; way++) {
+        struct side from;
+        struct side to;
+        struct side_options from_options = odd_side(transport_of(state), 16);
+        struct side_options to_options = odd_side(transport_of(state), 7);
+        side_open(&from, &from_options);
+        side_open(&to, &to_options);
+        from.link->is_sum_late = way % 2 == 0;
+        from.link->cpu =
+            way < 4 && copysum_best() >= COPYSUM_CPU_AVX2 ? COPYSUM_CPU_AVX2 : COPYSUM_CPU_PLAIN;
+        to.link->cpu = way % 4 < 2 ? copysum_best() : COPYSUM_CPU_PLAIN;
+        check_transfer(&from, &to, ODD_COUNT, ODD_TOKENS);
+        side_close(&from);
+        side_close(&to);
+    }
+}
+
+/* UCX's new protocols put the header behind the payload later than the old ones do. */
+static void test_the_sum_gets_into_the_header_with_new_protocols_too(void **state) {
+    struct side from;
+    struct side to;
+    struct side_options options = big_side(transport_of(state), 16);
+    setenv("UCX_PROTO_ENABLE", "y", 1);
+    side_open(&from, &options);
+    side_open(&to, &options);
+    unsetenv("UCX_PROTO_ENABLE");
+    check_transfer(&from, &to, BIG_COUNT, BIG_TOKENS);
     side_close(&from);
     side_close(&to);
 }
@@ -1191,6 +1253,9 @@ int main(int argc, char **argv) {
          test_kv_arrives_with_different_page_sizes_at_both_ends, NULL, NULL, &both},
         BOTH_TRANSPORTS(test_large_ops_are_cut_and_flow_through_a_small_window),
         BOTH_TRANSPORTS(test_small_components_share_a_chunk),
+        BOTH_TRANSPORTS(test_rows_larger_than_a_segment_arrive),
+        BOTH_TRANSPORTS(test_every_way_to_take_the_sum_agrees_with_every_other),
+        BOTH_TRANSPORTS(test_the_sum_gets_into_the_header_with_new_protocols_too),
         BOTH_TRANSPORTS(test_only_the_missing_range_is_written),
         BOTH_TRANSPORTS(test_what_is_covered_is_never_rewritten),
         BOTH_TRANSPORTS(test_a_stranger_cannot_touch_a_slot),
