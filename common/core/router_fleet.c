@@ -58,6 +58,11 @@ void fleet_seen(struct router_core *core, const struct worker_info *info, struct
         return;
     }
     struct worker *worker = fleet_by_incarnation(core, info->incarnation);
+    if (worker != NULL && worker->info.role != info->role) {
+        /* A process keeps its role for life; its session and the legs on it are of that one. */
+        core->node.stats.stale_events++;
+        return;
+    }
     for (uint32_t i = 0; worker == NULL && i < core->config.workers_max; i++) {
         if (!core->workers[i].is_used) {
             worker = &core->workers[i];

@@ -677,6 +677,28 @@ static void test_mass_deletion_in_etcd_stops_nothing_that_has_a_session(void **s
     bed_destroy(bed);
 }
 
+static void test_a_record_that_changes_a_workers_role_is_not_believed(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_worker(bed, ROLE_PREFILL, 600, DECODE);
+    struct worker_info info = {.incarnation = {600},
+                               .role = ROLE_DECODE,
+                               .layout = digest,
+                               .vocab = 100,
+                               .context = 64,
+                               .kv_tokens = 256,
+                               .page_tokens = 4,
+                               .model = "m"};
+    struct event seen = {.kind = EVENT_WORKER_SEEN};
+    seen.u.worker_seen.info = &info;
+    bed_step(bed, &seen);
+    apply_open(bed);
+    apply_tokenized(bed);
+    assert_string_equal(bed->text, ""); /* no Admit on a session to a prefill worker */
+    assert_int_equal(bed->core.node.stats.stale_events, 1);
+    bed_destroy(bed);
+}
+
 static void test_a_busy_decode_worker_is_probed_by_one_request_at_a_time(void **state) {
     (void)state;
     struct bed *bed = bed_in(PLACING);
@@ -761,6 +783,7 @@ int main(void) {
         cmocka_unit_test(test_an_unknown_model_is_named_together_with_those_that_exist),
         cmocka_unit_test(test_lengths_are_checked_before_any_worker_is_asked),
         cmocka_unit_test(test_mass_deletion_in_etcd_stops_nothing_that_has_a_session),
+        cmocka_unit_test(test_a_record_that_changes_a_workers_role_is_not_believed),
         cmocka_unit_test(test_a_busy_decode_worker_is_probed_by_one_request_at_a_time),
         cmocka_unit_test(test_a_pair_that_could_not_talk_is_avoided_while_there_is_another),
         cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
