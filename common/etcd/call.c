@@ -355,7 +355,9 @@ static bool range_next_page(struct call *call) {
     }
     ProtobufCBinaryData last = page->kvs[page->n_kvs - 1]->key;
     uint8_t *from = etcd_alloc(last.len + 1); /* the least key after the last one: a 0 appended */
-    memcpy(from, last.data, last.len);
+    if (last.len > 0) {                       /* an empty key comes without data */
+        memcpy(from, last.data, last.len);
+    }
     range_pack(call, (struct bytes){from, last.len + 1});
     free(from);
     return true;

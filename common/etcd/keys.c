@@ -28,8 +28,8 @@ static uint32_t slot_of(const struct watch_keys *keys, uint64_t hash, struct byt
     uint32_t slot = (uint32_t)hash & keys->mask;
     while (true) {
         const struct watch_key *at = keys->slots[slot];
-        if (at == NULL ||
-            (at->hash == hash && at->len == key.len && memcmp(at->data, key.data, key.len) == 0)) {
+        if (at == NULL || (at->hash == hash && at->len == key.len &&
+                           (key.len == 0 || memcmp(at->data, key.data, key.len) == 0))) {
             return slot;
         }
         slot = (slot + 1) & keys->mask;
@@ -74,7 +74,9 @@ bool keys_put(struct watch_keys *keys, const struct etcd_kv *kv, uint32_t mark) 
         key = etcd_alloc(sizeof(*key) + kv->key.len);
         key->hash = hash;
         key->len = (uint32_t)kv->key.len;
-        memcpy(key->data, kv->key.data, kv->key.len);
+        if (kv->key.len > 0) { /* an empty key comes without data */
+            memcpy(key->data, kv->key.data, kv->key.len);
+        }
         keys->slots[slot] = key;
         keys->count++;
     }

@@ -10,6 +10,8 @@
 #include "etcd/proto/etcdserverpb.pb-c.h"
 #include "runtime/clock.h"
 
+#define TTL_MOST_S 9000000000 /* etcd's own bound (lessor.go, maxLeaseTTL); in ns it still fits */
+
 enum lease_state {
     LEASE_GRANTING,
     LEASE_KEPT,
@@ -50,6 +52,11 @@ struct etcd_lease {
     struct instant next_at;
     struct etcd_error last_error;
 };
+
+/* ttl_s > 0 is etcd's word: any number. */
+static struct span ttl_span(int64_t ttl_s) {
+    return span_ms((ttl_s < TTL_MOST_S ? ttl_s : TTL_MOST_S) * 1000);
+}
 
 static void lease_stream_cancel(struct etcd_lease *lease) {
     if (lease->has_stream && !lease->is_stream_cancelled) {
@@ -109,7 +116,7 @@ static void lease_on_message(void *ctx, struct rpc_call_id id, const uint8_t *da
     }
     lease->is_waiting = false;
     lease->last_error.text[0] = 0;
-    lease->expires_at = instant_add(lease->sent_at, span_ms(ttl_s * 1000));
+    lease->expires_at = instant_add(lease->sent_at, ttl_span(ttl_s));
 }
 
 static void lease_on_stream_closed(void *ctx, struct rpc_call_id id,
@@ -178,15 +185,19 @@ static void lease_on_grant(void *ctx, const struct etcd_reply *reply) {
         lease_lose(lease, reply->message);
         return;
     }
+    if (reply->lease == 0 || reply->ttl_s <= 0) {
+        lease_lose(lease, "etcd granted a lease without an id or a time to live");
+        return;
+    }
     lease->state = LEASE_KEPT;
     lease->id = reply->lease;
     lease->ttl_s = reply->ttl_s;
-    struct span most = {reply->ttl_s * 1000000000 / 3};
+    struct span most = {ttl_span(reply->ttl_s).ns / 3};
     lease->every = lease->config.keepalive;
     if (lease->every.ns <= 0 || lease->every.ns > most.ns) {
         lease->every = most;
     }
-    lease->expires_at = instant_add(lease->asked_at, span_ms(reply->ttl_s * 1000));
+    lease->expires_at = instant_add(lease->asked_at, ttl_span(reply->ttl_s));
     lease->next_at = clock_now();
     lease->handlers->on_granted(lease->ctx, lease->id, lease->ttl_s);
 }
@@ -205,7 +216,7 @@ static void lease_keep(struct etcd_lease *lease, struct instant now) {
     if (instant_reached(now, lease->expires_at)) {
         struct etcd_error error;
         char span[32];
-        span_text(span, sizeof(span), span_ms(lease->ttl_s * 1000));
+        span_text(span, sizeof(span), ttl_span(lease->ttl_s));
         etcd_error_set(&error, "the lease was not confirmed for %s%s%.150s", span,
                        lease->last_error.text[0] != 0 ? ": " : "", lease->last_error.text);
         lease_lose(lease, error.text);
