@@ -564,10 +564,14 @@ void registry_describe(struct registry *registry, char *text, size_t cap) {
     pthread_mutex_lock(&registry->lock);
     long long age_s = span_to_ms(instant_since(clock_now(), registry->state_since)) / 1000;
     switch (registry->state) {
-    case REGISTRY_IDLE: (void)snprintf(text, cap, "nothing to register"); break;
+    case REGISTRY_IDLE: (void)snprintf(text, cap, "not registered yet"); break;
     case REGISTRY_WAITING:
-        (void)snprintf(text, cap, "waiting for etcd at %s (%lld s): %s", registry->endpoints, age_s,
-                       registry->problem);
+        if (age_s < 1) { /* every start passes here */
+            (void)snprintf(text, cap, "registering with etcd at %s", registry->endpoints);
+        } else {
+            (void)snprintf(text, cap, "waiting for etcd at %s (%lld s): %s", registry->endpoints,
+                           age_s, registry->problem);
+        }
         break;
     case REGISTRY_REGISTERED:
         (void)snprintf(text, cap, "registered as %s%s/%016llx", registry->prefix,

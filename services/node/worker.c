@@ -243,6 +243,7 @@ struct worker_metrics {
     struct metric *link_ops;
     struct metric *dropped;
     struct metric *checksum;
+    struct metric *checksum_failures;
     struct metric *bytes;
     struct metric *chunks;
     struct metric *peers_failed;
@@ -289,6 +290,8 @@ static void add_metrics(struct worker *worker) {
     m->checksum = add_labelled(worker, METRIC_COUNTER, "baton_slots_bad_total",
                                "Slots that a chunk made unusable.", "why",
                                (const char *const[]){"checksum", "range", "layout", "gaps"}, 4);
+    m->checksum_failures = add(worker, METRIC_COUNTER, "baton_checksum_failures_total",
+                               "KV chunks whose bytes differed from their checksum.");
     m->bytes = add_labelled(worker, METRIC_COUNTER, "baton_transfer_bytes_total", "KV bytes moved.",
                             "direction", (const char *const[]){"received", "sent"}, 2);
     m->chunks = add_labelled(worker, METRIC_COUNTER, "baton_chunks_total", "KV chunks moved.",
@@ -338,6 +341,7 @@ void worker_refresh(struct worker *worker) {
     for (uint32_t i = 0; i < 4; i++) {
         metric_count_to(m->checksum, i, bad[i]);
     }
+    metric_count_to(m->checksum_failures, 0, link.bad_checksum);
     metric_count_to(m->bytes, 0, link.bytes_accepted);
     metric_count_to(m->bytes, 1, link.bytes_sent);
     metric_count_to(m->chunks, 0, link.chunks_received);

@@ -104,6 +104,8 @@ def story(cluster, last, moments):
     after = sum(count for _, count in moments[1:])
     if after and moments[-1][0] > moments[0][0]:
         rows.append(("speed", f"{after / (moments[-1][0] - moments[0][0]):.0f} tokens/s after the first"))
+    elif trace.total_ms > 0: # all tokens came in one reply
+        rows.append(("speed", f"{1000 * usage.completion_tokens / trace.total_ms:.0f} tokens/s, the prompt included"))
     if trace.attempts > 1:
         rows.append(("attempts", f"{trace.attempts}: a pair of workers was replaced on the way"))
     left = sum(metric(each, "baton_entries") or 0 for each in cluster.routers() + cluster.workers())
