@@ -152,14 +152,16 @@ static void print_fleet(const struct survey *survey, const struct model *model,
         const json_t *session = json_array_get(sessions, i);
         bool is_decode = strcmp(json_text(session, "peer_role"), "decode") == 0;
         char backlog[24];
-        screen_print(
-            &survey->screen, STYLE_PLAIN, 4,
-            "  %s sees %s: session %s, %lld entries, %lld pages free%s%s%s",
-            model->sources[held->source].program->id, json_text(session, "peer"),
-            json_text(session, "phase"), (long long)json_number(session, "peer_entries"),
-            (long long)json_number(session, "peer_pages_free"), is_decode ? "" : ", backlog ",
-            is_decode ? "" : age_text(json_number(session, "peer_backlog_ms"), backlog),
-            json_is_true(json_object_get(session, "is_peer_draining")) ? ", draining" : "");
+        char heard[24];
+        screen_print(&survey->screen, STYLE_PLAIN, 4,
+                     "  %s sees %s: session %s, %lld entries, %lld pages free%s%s%s; heard %s ago",
+                     model->sources[held->source].program->id, json_text(session, "peer"),
+                     json_text(session, "phase"), (long long)json_number(session, "peer_entries"),
+                     (long long)json_number(session, "peer_pages_free"),
+                     is_decode ? "" : ", backlog ",
+                     is_decode ? "" : age_text(json_number(session, "peer_backlog_ms"), backlog),
+                     json_is_true(json_object_get(session, "is_peer_draining")) ? ", draining" : "",
+                     age_text(json_number(session, "silence_ms"), heard));
     }
     if (json_array_size(sessions) == 0) {
         screen_print(&survey->screen, STYLE_BAD, 4, "  %s has no session to any worker",
