@@ -167,7 +167,7 @@ void copysum_take(struct copysum *sum, void *to_any, const void *from_any, size_
             sum->taken += rest;
             len -= rest;
             from += rest;
-            to += where == COPYSUM_TO_NOWHERE ? 0 : rest;
+            to = to != NULL ? to + rest : NULL;
             if (begun + rest == STRIPE_BYTES) {
                 take_stripes(sum, NULL, sum->whole + sum->stripes * STRIPE_BYTES, 1,
                              COPYSUM_TO_NOWHERE, NULL);
@@ -180,7 +180,7 @@ void copysum_take(struct copysum *sum, void *to_any, const void *from_any, size_
             sum->taken += stripes * STRIPE_BYTES;
             len -= stripes * STRIPE_BYTES;
             from += stripes * STRIPE_BYTES;
-            to += where == COPYSUM_TO_NOWHERE ? 0 : stripes * STRIPE_BYTES;
+            to = to != NULL ? to + stripes * STRIPE_BYTES : NULL;
         }
     }
     copy(to, from, len, where);
