@@ -54,6 +54,7 @@ static void flight_end(struct flight *flight, enum fetch_end end, const char *fo
     (void)vsnprintf(flight->fetch->why, sizeof flight->fetch->why, format, arguments);
     va_end(arguments);
     flight->fetch->end = end;
+    flight->fetch->at = clock_now();
     flight->state = FLIGHT_OVER;
     if (flight->fd >= 0) {
         (void)close(flight->fd);

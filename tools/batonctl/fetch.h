@@ -25,10 +25,11 @@ struct fetch {
     bool is_post;
     /* The outcome. */
     enum fetch_end end;
-    int status;    /* of HTTP; 0 unless answered */
-    char *body;    /* NUL-terminated; owned by the fetch; NULL unless answered */
-    size_t len;    /* of the body */
-    char why[160]; /* a phrase if not answered: "no reply within 2 s" */
+    struct instant at; /* when it ended */
+    int status;        /* of HTTP; 0 unless answered */
+    char *body;        /* NUL-terminated; owned by the fetch; NULL unless answered */
+    size_t len;        /* of the body */
+    char why[160];     /* a phrase if not answered: "no reply within 2 s" */
 };
 
 void fetch_all(struct fetch *fetches, uint32_t count, struct span within);

@@ -337,7 +337,8 @@ void waiting_text(const struct waiting *waiting, char *text, size_t cap) {
         (void)snprintf(text, cap, "%s, which does not answer%s", waiting->who, silence);
         return;
     case WAITING_LOST:
-        (void)snprintf(text, cap, "%s, which is not listed in etcd%s", waiting->who, silence);
+        (void)snprintf(text, cap, "%s, which is not listed (gone, or restarted)%s", waiting->who,
+                       silence);
         return;
     case WAITING_ABSENT:
         (void)snprintf(text, cap, "%s, which does not hold it yet, or no more%s", waiting->who,

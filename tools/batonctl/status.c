@@ -169,12 +169,14 @@ static void print_heading(const struct survey *survey, uint32_t good) {
     for (uint32_t i = 0; i < survey->programs.count; i++) {
         counts[survey->programs.items[i].role]++;
     }
-    const char *where = options->at != NULL ? "asked by address" : options->etcd;
-    screen_print(&survey->screen, good == survey->programs.count ? STYLE_GOOD : STYLE_BAD, 2,
-                 "cluster %s (%s): %u router%s, %u prefill and %u decode workers; %s",
-                 options->at != NULL ? "-" : options->cluster, where, counts[ROLE_ROUTER],
-                 counts[ROLE_ROUTER] == 1 ? "" : "s", counts[ROLE_PREFILL], counts[ROLE_DECODE],
-                 good == survey->programs.count ? "all is well" : "not all is well, see below");
+    bool is_well = good == survey->programs.count;
+    screen_print(&survey->screen, is_well ? STYLE_GOOD : STYLE_BAD, 2,
+                 "cluster %s: %u router%s, %u prefill worker%s, %u decode worker%s: %s",
+                 options->at != NULL ? "(by address)" : options->cluster, counts[ROLE_ROUTER],
+                 counts[ROLE_ROUTER] == 1 ? "" : "s", counts[ROLE_PREFILL],
+                 counts[ROLE_PREFILL] == 1 ? "" : "s", counts[ROLE_DECODE],
+                 counts[ROLE_DECODE] == 1 ? "" : "s",
+                 is_well ? "all is well" : "something is wrong");
     if (survey->programs.unreadable > 0) {
         screen_print(&survey->screen, STYLE_WARN, 2,
                      "! %u records in etcd cannot be read by this version of batonctl",

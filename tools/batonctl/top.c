@@ -64,7 +64,7 @@ static void samples_take(const struct survey *survey, struct samples *samples) {
         struct asked *asked = &survey->asked[i];
         samples->items[i] = (struct sample){.incarnation = asked->program->incarnation,
                                             .answers = asked->why[0] == '\0',
-                                            .at = clock_now(),
+                                            .at = asked->metrics.at,
                                             .text = asked->metrics.body};
         asked->metrics.body = NULL; /* moved */
     }

@@ -178,7 +178,8 @@ static void print_live(const struct survey *survey, const struct model *model,
     const struct screen *screen = &survey->screen;
     const struct waiting *waiting = &row->waiting;
     waiting_text(waiting, text, sizeof text);
-    screen_print(screen, STYLE_BOLD, 2, "request %s is live for %s: attempt %u (%s of %s)",
+    screen_print(screen, STYLE_BOLD, 2, "%s %s is live for %s: attempt %u (%s of %s)",
+                 row->at[ROLE_ROUTER] != NULL ? "request" : "a part of request",
                  row->label[0] != '\0' ? row->label : "(without a label)",
                  age_text(row->age_ms, age), attempt_number(row->attempt),
                  hex_text(row->attempt, hex), router_id(model, row->router, router));
@@ -229,8 +230,23 @@ static void wall_text(int64_t unix_ms, char *text, size_t cap) {
                    (int)(unix_ms % 1000));
 }
 
+/* Its router still has it: whatever ended so far were parts of it. */
+static bool is_at_router(const struct model *model, const struct story *story) {
+    for (uint32_t i = 0; i < model->row_count; i++) {
+        const struct row *row = &model->rows[i];
+        if (story_has(story, row->router, row->attempt) && row->at[ROLE_ROUTER] != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The end as the client saw it; workers may hold what is left for a moment longer. */
 static void print_verdict(const struct survey *survey, const struct model *model,
                           const struct story *story) {
+    if (is_at_router(model, story)) {
+        return;
+    }
     const struct ended *first = NULL; /* the earliest that was not good */
     const struct ended *router = NULL;
     const struct ended *last = NULL;
@@ -245,7 +261,7 @@ static void print_verdict(const struct survey *survey, const struct model *model
         last = ended;
     }
     const struct ended *verdict = router != NULL ? router : last;
-    if (verdict == NULL || story->is_live) {
+    if (verdict == NULL || (story->is_live && router == NULL)) {
         return;
     }
     char ago[24];
@@ -348,12 +364,12 @@ static void print_stories(const struct survey *survey, const struct model *model
         if (s > 0) {
             screen_line(&survey->screen);
         }
+        print_verdict(survey, model, &stories[s]);
         for (uint32_t i = 0; i < model->row_count; i++) {
             if (story_has(&stories[s], model->rows[i].router, model->rows[i].attempt)) {
                 print_live(survey, model, &model->rows[i]);
             }
         }
-        print_verdict(survey, model, &stories[s]);
         print_ends(survey, model, &stories[s]);
     }
     if (count > STORIES_MAX) {

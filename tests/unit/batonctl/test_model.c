@@ -227,7 +227,8 @@ static void test_sends_to_a_receiver_that_is_silent_wait_for_the_receiver(void *
              "{\"incarnation\":\"d\"}");
     expect_waiting(&bed.model.rows[0], WAITING_LOST, "decode-9");
     waiting_text(&bed.model.rows[0].waiting, text, sizeof text);
-    assert_string_equal(text, "decode-9, which is not listed in etcd (silent for 3.1 s)");
+    assert_string_equal(text,
+                        "decode-9, which is not listed (gone, or restarted) (silent for 3.1 s)");
     bed_fini(&bed);
 }
 
