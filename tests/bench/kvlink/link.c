@@ -11,8 +11,8 @@
 
 #define BENCH_SLOT ((1ull << 32) | 0)
 #define BENCH_KEY  0x5eed5eed5eed5eedull
-#define BENCH_OPS                                                                                  \
-    1024u /* 64 MiB at least: the main thread naps a millisecond when they are used up */
+/* 64 MiB at least: the main thread naps for a millisecond when it has used them up. */
+#define BENCH_OPS 1024u
 
 static struct kv_layout layout;
 static _Atomic uint64_t received; /* bytes, by the last callback */
