@@ -124,8 +124,7 @@ static void decode_move(struct decode_core *core, struct decode_entry *entry,
     entry->state = state;
     entry->state_since = core->node.now;
     entry->state_deadline = deadline;
-    core->node.stats.progress++;
-    core->node.stats.progress_at = core->node.now;
+    node_progressed(&core->node);
 }
 
 /* Memory returns: only when decided and quiet. */
@@ -511,15 +510,9 @@ static void decode_unknown(struct decode_core *core, struct session *session,
 static void decode_send_audits(struct decode_core *core, struct effects *out) {
     for (uint32_t i = 0; i < core->node.config.sessions_max && effects_room(out) > 64; i++) {
         struct session *session = &core->node.sessions[i];
-        if (!session_is_live(session) || !instant_reached(core->node.now, session->audit_due)) {
+        if (!node_audit_is_due(&core->node, session, core->ids_used)) {
             continue;
         }
-        if (session->entries.count > MESSAGE_IDS_MAX - core->ids_used) {
-            if (core->ids_used > 0) {
-                continue; /* next tick */
-            }
-        }
-        session->audit_due = instant_add(core->node.now, core->node.config.timers.audit);
         bool is_router = session->role == ROLE_ROUTER;
         uint64_t *ids = core->ids + core->ids_used;
         uint32_t count = 0;
@@ -687,8 +680,7 @@ static void decode_step_done(struct decode_core *core, const struct event *event
         return;
     }
     core->is_stepping = false;
-    core->node.stats.progress++;
-    core->node.stats.progress_at = core->node.now;
+    node_progressed(&core->node);
     bool is_ok = event->u.step_done.status == STATUS_OK;
     if (is_ok) {
         budget_learn(&core->budget, core->plan.token_count, event->u.step_done.elapsed,
@@ -780,8 +772,8 @@ static void decode_tick(struct decode_core *core, struct effects *out) {
         if (entry->state == DECODE_NONE) {
             continue;
         }
-        if (node->is_draining && instant_reached(node->now, node->drain_deadline) &&
-            entry->state != DECODE_LEAVING && effects_room(out) > 8 * EFFECTS_PER_END) {
+        if (node_is_grace_over(node) && entry->state != DECODE_LEAVING &&
+            effects_room(out) > 8 * EFFECTS_PER_END) {
             decode_decide(core, entry, OUTCOME_FAILED, CAUSE_SHUTDOWN, FINISH_ERROR, out);
         } else if (entry->state != DECODE_LEAVING && effects_room(out) > 8 * EFFECTS_PER_END) {
             decode_reap(core, entry, out);
@@ -794,21 +786,6 @@ static void decode_tick(struct decode_core *core, struct effects *out) {
     node->beat_pages_free = pages_available(&core->pages);
     node_tick(node, out);
     decode_send_audits(core, out);
-}
-
-static void decode_drain(struct decode_core *core, const struct event *event, struct effects *out) {
-    struct node *node = &core->node;
-    struct instant deadline = instant_add(node->now, event->u.drain.grace);
-    node->drain_deadline =
-        node->is_draining ? instant_min(node->drain_deadline, deadline) : deadline;
-    if (!node->is_draining) {
-        node->is_draining = true;
-        node_note(out, NOTE_DRAINING, node->config.role, CAUSE_DRAINING, 0, node->ledger.live, "");
-        for (uint32_t i = 0; i < node->config.sessions_max; i++) {
-            node->sessions[i].beat_due = node->now; /* routers stop placing at once */
-        }
-        node_tick(node, out);
-    }
 }
 
 static void decode_link_event(struct decode_core *core, const struct event *event,
@@ -835,8 +812,7 @@ static void decode_link_event(struct decode_core *core, const struct event *even
         core->bytes_received += event->u.link.bytes - entry->received;
         entry->received = event->u.link.bytes;
         entry->moved = core->node.now;
-        core->node.stats.progress++;
-        core->node.stats.progress_at = core->node.now;
+        node_progressed(&core->node);
     }
     if (event->kind == EVENT_LINK_COVERED) {
         entry->is_covered = true;
@@ -892,7 +868,7 @@ void decode_core_step(struct decode_core *core, const struct event *event, struc
     node_observe(&core->node, now);
     switch (event->kind) {
     case EVENT_TICK: decode_tick(core, out); break;
-    case EVENT_DRAIN: decode_drain(core, event, out); break;
+    case EVENT_DRAIN: node_drain(&core->node, event->u.drain.grace, out); break;
     case EVENT_STREAM_ACCEPTED:
     case EVENT_STREAM_MAIL:
     case EVENT_STREAM_BAD:
@@ -922,12 +898,7 @@ void decode_core_step(struct decode_core *core, const struct event *event, struc
     }
     decode_sweep_sessions(core, out);
     decode_plan(core, out);
-    if (core->node.is_draining && core->node.ledger.live == 0 && !core->node.is_exit_sent &&
-        effects_room(out) > 2) {
-        core->node.is_exit_sent = true;
-        node_note(out, NOTE_DRAINED, core->node.config.role, CAUSE_DRAINING, 0, 0, "");
-        effects_add(out, EFFECT_EXIT);
-    }
+    node_exit_when_idle(&core->node, out);
 }
 
 struct instant decode_core_deadline(const struct decode_core *core) {

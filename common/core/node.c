@@ -379,6 +379,29 @@ void node_tick(struct node *node, struct effects *out) {
     }
 }
 
+void node_drain(struct node *node, struct span grace, struct effects *out) {
+    struct instant deadline = instant_add(node->now, grace);
+    node->drain_deadline =
+        node->is_draining ? instant_min(node->drain_deadline, deadline) : deadline;
+    if (!node->is_draining) {
+        node->is_draining = true;
+        node_note(out, NOTE_DRAINING, node->config.role, CAUSE_DRAINING, 0, node->ledger.live, "");
+        for (uint32_t i = 0; i < node->config.sessions_max; i++) {
+            node->sessions[i].beat_due = node->now; /* routers stop placing at once */
+        }
+        node_tick(node, out);
+    }
+}
+
+void node_exit_when_idle(struct node *node, struct effects *out) {
+    if (node->is_draining && node->ledger.live == 0 && !node->is_exit_sent &&
+        effects_room(out) > 2) {
+        node->is_exit_sent = true;
+        node_note(out, NOTE_DRAINED, node->config.role, CAUSE_DRAINING, 0, 0, "");
+        effects_add(out, EFFECT_EXIT);
+    }
+}
+
 void ledger_create(struct node *node, uint32_t state) {
     node->ledger.created++;
     node->ledger.live++;
@@ -406,8 +429,7 @@ void ledger_end(struct node *node, uint32_t state, const struct terminal *termin
     histogram_add(&ledger->lifetime, terminal->age);
     node->terminals[node->terminals_total % TERMINALS_KEPT] = *terminal;
     node->terminals_total++;
-    node->stats.progress++;
-    node->stats.progress_at = node->now;
+    node_progressed(node);
 }
 
 int64_t ledger_imbalance(const struct ledger *ledger) {

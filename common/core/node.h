@@ -171,6 +171,16 @@ struct session *node_event(struct node *node, const struct event *event, struct 
 /* Silences, handshakes, beats. Call on EVENT_TICK. */
 void node_tick(struct node *node, struct effects *out);
 
+/* EVENT_DRAIN: no admission from now on; what is left at the deadline is the role's to fail. Peers
+ * hear of it at once. */
+void node_drain(struct node *node, struct span grace, struct effects *out);
+/* Whether a draining node's grace is over. */
+static inline bool node_is_grace_over(const struct node *node) {
+    return node->is_draining && instant_reached(node->now, node->drain_deadline);
+}
+/* Last in every step: a drained node without entries says so once, and that the process may end. */
+void node_exit_when_idle(struct node *node, struct effects *out);
+
 /* Opens a session to a peer of a known role and incarnation. NULL when the table is full. */
 struct session *node_open(struct node *node, enum role role, struct incarnation incarnation,
                           const char *address, struct effects *out);
@@ -188,6 +198,21 @@ bool node_release(struct node *node, struct session *session);
 
 static inline uint32_t node_session_index(const struct node *node, const struct session *session) {
     return (uint32_t)(session - node->sessions);
+}
+/* Own work moved: what readiness and beats look at. */
+static inline void node_progressed(struct node *node) {
+    node->stats.progress++;
+    node->stats.progress_at = node->now;
+}
+/* True if this session's audit is due and its ids fit beside the `used` ones of this turn; the next
+ * is then set. A session with more entries than fit at all lists the first of them. */
+static inline bool node_audit_is_due(struct node *node, struct session *session, uint32_t used) {
+    if (session->phase != SESSION_LIVE || !instant_reached(node->now, session->audit_due) ||
+        (used > 0 && session->entries.count > MESSAGE_IDS_MAX - used)) {
+        return false;
+    }
+    session->audit_due = instant_add(node->now, node->config.timers.audit);
+    return true;
 }
 static inline bool session_is_live(const struct session *session) {
     return session->phase == SESSION_LIVE;

@@ -134,17 +134,12 @@ static struct prefill_entry *prefill_by_slot(struct prefill_core *core,
     }
 }
 
-static void prefill_moved(struct prefill_core *core) {
-    core->node.stats.progress++;
-    core->node.stats.progress_at = core->node.now;
-}
-
 static void prefill_move(struct prefill_core *core, struct prefill_entry *entry,
                          enum prefill_state state) {
     ledger_move(&core->node, entry->state, state);
     entry->state = state;
     entry->state_since = core->node.now;
-    prefill_moved(core);
+    node_progressed(&core->node);
 }
 
 /* Memory returns: only when decided and quiet. */
@@ -461,12 +456,9 @@ static void prefill_unknown(struct prefill_core *core, struct session *session,
 static void prefill_send_audits(struct prefill_core *core, struct effects *out) {
     for (uint32_t i = 0; i < core->node.config.sessions_max && effects_room(out) > 64; i++) {
         struct session *session = &core->node.sessions[i];
-        if (!session_is_live(session) || !instant_reached(core->node.now, session->audit_due) ||
-            (core->out_ids_used > 0 &&
-             session->entries.count > MESSAGE_IDS_MAX - core->out_ids_used)) {
+        if (!node_audit_is_due(&core->node, session, core->out_ids_used)) {
             continue;
         }
-        session->audit_due = instant_add(core->node.now, core->node.config.timers.audit);
         bool is_router = session->role == ROLE_ROUTER;
         uint64_t *ids = core->out_ids + core->out_ids_used;
         uint32_t count = 0;
@@ -540,7 +532,7 @@ static void prefill_layer_done(struct prefill_core *core, const struct event *ev
         core->node.stats.stale_events++;
         return;
     }
-    prefill_moved(core);
+    node_progressed(&core->node);
     uint32_t end = layout->layer_first[layer + 1];
     bool is_last = layer + 1 == layout->layer_count;
     for (uint32_t i = 0; i < core->plan.row_count; i++) {
@@ -582,7 +574,7 @@ static void prefill_step_done(struct prefill_core *core, const struct event *eve
         return;
     }
     core->is_stepping = false;
-    prefill_moved(core);
+    node_progressed(&core->node);
     bool is_ok = event->u.step_done.status == STATUS_OK;
     if (is_ok) {
         budget_learn(&core->budget, core->plan.token_count, event->u.step_done.elapsed,
@@ -717,7 +709,7 @@ static void prefill_link_event(struct prefill_core *core, const struct event *ev
         if (event->u.sent.status != STATUS_OK) {
             prefill_decide(core, entry, OUTCOME_FAILED, CAUSE_SEND_FAILED, out);
         } else {
-            prefill_moved(core);
+            node_progressed(&core->node);
         }
         prefill_settle(core, entry);
         return;
@@ -781,7 +773,7 @@ static void prefill_tick(struct prefill_core *core, struct effects *out) {
             continue;
         }
         if (effects_room(out) > 8 * EFFECTS_PER_END) {
-            if (node->is_draining && instant_reached(node->now, node->drain_deadline)) {
+            if (node_is_grace_over(node)) {
                 prefill_decide(core, entry, OUTCOME_FAILED, CAUSE_SHUTDOWN, out);
             }
             if (entry->state != PREFILL_NONE) {
@@ -797,22 +789,6 @@ static void prefill_tick(struct prefill_core *core, struct effects *out) {
     node->beat_backlog_ms = budget_backlog_ms(&core->budget, core->backlog_tokens);
     node_tick(node, out);
     prefill_send_audits(core, out);
-}
-
-static void prefill_drain(struct prefill_core *core, const struct event *event,
-                          struct effects *out) {
-    struct node *node = &core->node;
-    struct instant deadline = instant_add(node->now, event->u.drain.grace);
-    node->drain_deadline =
-        node->is_draining ? instant_min(node->drain_deadline, deadline) : deadline;
-    if (!node->is_draining) {
-        node->is_draining = true;
-        node_note(out, NOTE_DRAINING, node->config.role, CAUSE_DRAINING, 0, node->ledger.live, "");
-        for (uint32_t i = 0; i < node->config.sessions_max; i++) {
-            node->sessions[i].beat_due = node->now;
-        }
-        node_tick(node, out);
-    }
 }
 
 static void prefill_mail(struct prefill_core *core, struct session *session,
@@ -839,7 +815,7 @@ void prefill_core_step(struct prefill_core *core, const struct event *event, str
     node_observe(&core->node, now);
     switch (event->kind) {
     case EVENT_TICK: prefill_tick(core, out); break;
-    case EVENT_DRAIN: prefill_drain(core, event, out); break;
+    case EVENT_DRAIN: node_drain(&core->node, event->u.drain.grace, out); break;
     case EVENT_STREAM_ACCEPTED:
     case EVENT_STREAM_MAIL:
     case EVENT_STREAM_BAD:
@@ -872,12 +848,7 @@ void prefill_core_step(struct prefill_core *core, const struct event *event, str
     }
     prefill_sweep_sessions(core, out);
     prefill_plan(core, out);
-    if (core->node.is_draining && core->node.ledger.live == 0 && !core->node.is_exit_sent &&
-        effects_room(out) > 2) {
-        core->node.is_exit_sent = true;
-        node_note(out, NOTE_DRAINED, core->node.config.role, CAUSE_DRAINING, 0, 0, "");
-        effects_add(out, EFFECT_EXIT);
-    }
+    node_exit_when_idle(&core->node, out);
 }
 
 struct instant prefill_core_deadline(const struct prefill_core *core) {

@@ -126,8 +126,7 @@ static void request_move(struct router_core *core, struct request *request,
     request->state = state;
     request->state_since = core->node.now;
     request->state_deadline = state_deadline;
-    core->node.stats.progress++;
-    core->node.stats.progress_at = core->node.now;
+    node_progressed(&core->node);
 }
 
 static void request_settle(struct router_core *core, struct request *request) {
@@ -622,8 +621,7 @@ static void request_token(struct router_core *core, struct request *request, uin
     uint32_t *tokens = request_tokens(core, request);
     tokens[request->token_count++] = token;
     core->stats.tokens++;
-    core->node.stats.progress++;
-    core->node.stats.progress_at = core->node.now;
+    node_progressed(&core->node);
     struct effect *effect = effects_add(out, EFFECT_DELIVER);
     effect->u.deliver.request = request->id;
     effect->u.deliver.call = request->call;
@@ -799,12 +797,9 @@ static void router_unknown(struct router_core *core, struct session *session,
 static void router_send_audits(struct router_core *core, struct effects *out) {
     for (uint32_t i = 0; i < core->node.config.sessions_max && effects_room(out) > 64; i++) {
         struct session *session = &core->node.sessions[i];
-        if (!session_is_live(session) || !instant_reached(core->node.now, session->audit_due) ||
-            (core->out_ids_used > 0 &&
-             session->entries.count > MESSAGE_IDS_MAX - core->out_ids_used)) {
+        if (!node_audit_is_due(&core->node, session, core->out_ids_used)) {
             continue;
         }
-        session->audit_due = instant_add(core->node.now, core->node.config.timers.audit);
         bool is_decode = session->role == ROLE_DECODE;
         uint64_t *ids = core->out_ids + core->out_ids_used;
         uint32_t count = 0;
@@ -1119,7 +1114,7 @@ static void router_tick(struct router_core *core, struct effects *out) {
         }
         left--;
         if (effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
-            if (node->is_draining && instant_reached(node->now, node->drain_deadline)) {
+            if (node_is_grace_over(node)) {
                 request_fail(core, request, CAUSE_SHUTDOWN, STATUS_UNAVAILABLE,
                              "this router is shutting down: use another one", 1000, out);
             }
@@ -1133,17 +1128,6 @@ static void router_tick(struct router_core *core, struct effects *out) {
     fleet_tick(core, out);
     node_tick(node, out);
     router_send_audits(core, out);
-}
-
-static void router_drain(struct router_core *core, const struct event *event, struct effects *out) {
-    struct node *node = &core->node;
-    struct instant deadline = instant_add(node->now, event->u.drain.grace);
-    node->drain_deadline =
-        node->is_draining ? instant_min(node->drain_deadline, deadline) : deadline;
-    if (!node->is_draining) {
-        node->is_draining = true;
-        node_note(out, NOTE_DRAINING, node->config.role, CAUSE_DRAINING, 0, node->ledger.live, "");
-    }
 }
 
 static void router_wake_tokenizing(struct router_core *core, struct effects *out) {
@@ -1220,7 +1204,7 @@ static void router_dispatch(struct router_core *core, const struct event *event,
     struct request *request = NULL;
     switch (event->kind) {
     case EVENT_TICK: router_tick(core, out); break;
-    case EVENT_DRAIN: router_drain(core, event, out); break;
+    case EVENT_DRAIN: node_drain(&core->node, event->u.drain.grace, out); break;
     case EVENT_STREAM_ACCEPTED:
     case EVENT_STREAM_MAIL:
     case EVENT_STREAM_BAD:
@@ -1277,12 +1261,7 @@ void router_core_step(struct router_core *core, const struct event *event, struc
     router_dispatch(core, event, out);
     router_sweep_sessions(core, out);
     router_place(core, out);
-    if (core->node.is_draining && core->node.ledger.live == 0 && !core->node.is_exit_sent &&
-        effects_room(out) > 2) {
-        core->node.is_exit_sent = true;
-        node_note(out, NOTE_DRAINED, core->node.config.role, CAUSE_DRAINING, 0, 0, "");
-        effects_add(out, EFFECT_EXIT);
-    }
+    node_exit_when_idle(&core->node, out);
 }
 
 struct instant router_core_deadline(const struct router_core *core) {
