@@ -427,7 +427,7 @@ static json_t *stories_json(const struct survey *survey, const struct model *mod
 }
 
 int command_why(const struct options *options) {
-    if (options->operands.count != 1) {
+    if (options->operands.count != 1 || options->operands.values[0][0] == '\0') {
         return complain(EXIT_USAGE, "why takes one request: the client's request_id, or an "
                                     "attempt or slot as 16 hexadecimal digits");
     }

@@ -243,6 +243,7 @@ class Why(Case):
         self.assertIn("no program that answers holds or remembers 'nobody' (3 of 3 answered",
                       self.run_it("why", "nobody", code=1))
         self.assertIn("why takes one request", self.run_it("why", code=2))
+        self.assertIn("why takes one request", self.run_it("why", "", code=2))
 
 
 class WhyOver(Case):
