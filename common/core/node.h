@@ -100,7 +100,7 @@ struct terminal {
     uint8_t state; /* it was in when its outcome was decided */
     uint8_t outcome;
     uint8_t cause;
-    char label[24];
+    char label[LABEL_MAX];
 };
 
 struct ledger {

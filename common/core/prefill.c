@@ -212,7 +212,12 @@ static void prefill_busy(struct prefill_core *core, struct session *session,
     struct message *busy = node_send(&core->node, session, MESSAGE_BUSY, out);
     busy->u.rejected.attempt = attempt;
     busy->u.rejected.cause = cause;
-    busy->u.rejected.retry_after_ms = (uint32_t)span_to_ms(core->node.config.timers.busy);
+    /* When the queue is back within its seconds, not before: each earlier try costs D a
+     * reservation. */
+    int64_t least = span_to_ms(core->node.config.timers.busy);
+    int64_t over = (int64_t)budget_backlog_ms(&core->budget, core->backlog_tokens) -
+                   span_to_ms(core->node.config.timers.backlog);
+    busy->u.rejected.retry_after_ms = (uint32_t)(over > least ? over : least);
 }
 
 static enum cause prefill_admissible(const struct prefill_core *core,
