@@ -17,6 +17,10 @@
 #include <sys/mman.h>
 #include <time.h>
 
+/* Multiply-adds of a step that one core does alone: about half a millisecond of work. A tiny
+ * model's steps are cut into some forty loops, and waking a helper for each costs more than it
+ * brings. */
+#define ALONE_BELOW   8000000u
 #define BEAT_LIMIT_MS 30000
 #define IDLE_WAIT_MS  100
 #define STOP_WAIT_MS  300000 /* ten times the longest silence that the watchdog tolerates */
@@ -352,13 +356,14 @@ enum status engine_create(const struct engine_config *config, struct writer *err
         }
     }
     if (status == STATUS_OK) {
-        engine->forward =
-            forward_create(&(struct forward_config){.model = config->model,
-                                                    .layout = &engine->layout,
-                                                    .kv = engine->kv,
-                                                    .team = engine->team,
-                                                    .rows_max = config->rows_max,
-                                                    .tokens_max = config->tokens_max});
+        engine->forward = forward_create(&(struct forward_config){
+            .model = config->model,
+            .layout = &engine->layout,
+            .kv = engine->kv,
+            .team = engine->team,
+            .rows_max = config->rows_max,
+            .tokens_max = config->tokens_max,
+            .alone_below = config->alone_below != 0 ? config->alone_below : ALONE_BELOW});
         struct thread_config thread = {.name = "engine",
                                        .fn = engine_run,
                                        .arg = engine,

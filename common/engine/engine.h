@@ -42,6 +42,7 @@ struct engine_config {
     engine_on_layer on_layer;       /* called only for plans that want layers; may be NULL */
     engine_on_step on_step;
     void *context;
+    uint64_t alone_below;        /* steps of fewer multiply-adds are one thread's; 0: 8 million */
     struct span test_step_delay; /* tests only: each step sleeps this long before it computes */
 };
 

@@ -316,6 +316,9 @@ void forward_run(struct forward *forward, const struct forward_input *input,
     if (forward->token_count == 0) {
         return;
     }
+    team_set_alone(forward->config.team,
+                   (uint64_t)forward->token_count * model->info.parameter_count <
+                       forward->config.alone_below);
     struct loop loop = {.forward = forward, .norm = model->layers[0].attention_norm};
     tokens_run(&loop, begin_part);
     for (uint32_t i = 0; i < shape->layers; i++) {

@@ -23,6 +23,7 @@ struct forward_config {
     struct team *team;
     uint32_t rows_max;
     uint32_t tokens_max;
+    uint64_t alone_below; /* as in engine_config */
 };
 
 struct forward_input {

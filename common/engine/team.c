@@ -28,6 +28,7 @@ struct helper {
 
 struct team {
     uint32_t threads;
+    bool is_alone;          /* the caller's own */
     struct helper *helpers; /* [threads - 1] */
     _Atomic uint64_t word;
     /* The open loop: written while no helper is inside, published by `word`. */
@@ -160,8 +161,12 @@ uint32_t team_threads(const struct team *team) {
     return team->threads;
 }
 
+void team_set_alone(struct team *team, bool is_alone) {
+    team->is_alone = is_alone;
+}
+
 void team_run(struct team *team, uint32_t parts, team_fn fn, void *context) {
-    if (team->threads == 1 || parts <= 1) {
+    if (team->threads == 1 || parts <= 1 || team->is_alone) {
         for (uint32_t part = 0; part < parts; part++) {
             fn(context, part, 0);
         }

@@ -7,6 +7,7 @@
 #ifndef ENGINE_TEAM_H
 #define ENGINE_TEAM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -22,6 +23,10 @@ MUST_USE enum status team_create(uint32_t threads, struct team **team_out);
 /* Accepts NULL. No loop may be running. */
 void team_destroy(struct team *team);
 uint32_t team_threads(const struct team *team);
+/* Whether the loops from now on are the caller's alone: a small one ends sooner than a helper
+ * wakes, and cores that only wait are taken from the threads that carry tokens away. Never changes
+ * a result. Caller of team_run only. */
+void team_set_alone(struct team *team, bool is_alone);
 /* Calls fn(context, part, worker) once for each part in [0, parts). */
 void team_run(struct team *team, uint32_t parts, team_fn fn, void *context);
 

@@ -76,6 +76,7 @@ void driver_open(struct driver *driver, const struct driver_config *config) {
                                    .on_layer = on_layer,
                                    .on_step = on_step,
                                    .context = driver,
+                                   .alone_below = 1, /* helpers work, however small the step */
                                    .test_step_delay = config->delay};
     if (engine_create(&engine, &error, &driver->engine) != STATUS_OK) {
         fail_msg("%.*s", (int)error.len, text);
