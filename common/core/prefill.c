@@ -212,11 +212,13 @@ static void prefill_busy(struct prefill_core *core, struct session *session,
     struct message *busy = node_send(&core->node, session, MESSAGE_BUSY, out);
     busy->u.rejected.attempt = attempt;
     busy->u.rejected.cause = cause;
-    /* When the queue is back within its seconds, not before: each earlier try costs D a
-     * reservation. */
+    /* When the queue will be back within its seconds, as each earlier try costs D a reservation;
+     * but not much later than soon, since that is an estimate and work may leave the queue
+     * unfinished. */
     int64_t least = span_to_ms(core->node.config.timers.busy);
     int64_t over = (int64_t)budget_backlog_ms(&core->budget, core->backlog_tokens) -
                    span_to_ms(core->node.config.timers.backlog);
+    over = over > 5 * least ? 5 * least : over;
     busy->u.rejected.retry_after_ms = (uint32_t)(over > least ? over : least);
 }
 

@@ -178,6 +178,7 @@ class Etcd(Case):
     """Discovery goes away, or forgets everything, while requests run: no request fails."""
 
     LEASE_S = 5
+    OUTAGE_S = 30
     ARGUMENTS = {role: ["--etcd-lease", "5s", "--etcd-keepalive", "1s"] for role in ("router", "prefill", "decode")}
 
     def registered(self, made):
@@ -202,7 +203,7 @@ class Etcd(Case):
         ended = self.sessions_ended(made)
         with Load(made, 4) as load:
             with stopped(made.of("etcd")[0]):
-                time.sleep(3 * self.LEASE_S)
+                time.sleep(self.OUTAGE_S)
                 load.answers_again(5)
             time.sleep(2)  # the mass deletion comes within the first moments
             self.finish(made, load, ended)
@@ -215,7 +216,7 @@ class Etcd(Case):
         ended = self.sessions_ended(made)
         with Load(made, 4) as load:
             etcd.kill()
-            time.sleep(2 * self.LEASE_S)
+            time.sleep(self.OUTAGE_S)
             made.restart(etcd)
             made.wait_ready([etcd])
             self.finish(made, load, ended)
