@@ -227,7 +227,7 @@ static enum status shard_read(struct checkpoint *checkpoint, struct shard *shard
                 return fail(error, STATUS_CORRUPT, "%s: more than %u tensors",
                             fail_text(shard->name).text, TENSORS_MAX);
             }
-            checkpoint->entry_cap = checkpoint->entry_cap == 0 ? 256 : checkpoint->entry_cap * 2;
+            checkpoint->entry_cap *= 2;
             checkpoint->entries =
                 realloc(checkpoint->entries, checkpoint->entry_cap * sizeof(*checkpoint->entries));
             CHECK(checkpoint->entries != NULL);
@@ -350,6 +350,9 @@ enum status checkpoint_open(const char *directory, struct writer *error,
                             struct checkpoint **checkpoint_out) {
     struct checkpoint *checkpoint = calloc(1, sizeof(*checkpoint));
     CHECK(checkpoint != NULL);
+    checkpoint->entry_cap = 256; /* there from the start, also for a file without tensors */
+    checkpoint->entries = calloc(checkpoint->entry_cap, sizeof(*checkpoint->entries));
+    CHECK(checkpoint->entries != NULL);
     enum status status = shards_find(directory, checkpoint, error);
     for (uint32_t i = 0; status == STATUS_OK && i < checkpoint->shard_count; i++) {
         status = shard_map(directory, &checkpoint->shards[i], error);
