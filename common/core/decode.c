@@ -910,13 +910,9 @@ struct instant decode_core_deadline(const struct decode_core *core) {
 
 static void decode_view_session(const struct decode_core *core, struct entry_view *view,
                                 uint32_t which, bool is_linked, uint32_t index) {
-    if (!is_linked) {
-        return;
+    if (is_linked) {
+        node_view_peer(&core->node, view, which, index, core->node.sessions[index].id);
     }
-    const struct session *session = &core->node.sessions[index];
-    text_copy(view->peers[which], LABEL_MAX, session->id);
-    view->sessions[which] = session->stream.v;
-    view->peer_silence_ms[which] = span_to_ms(instant_since(core->node.now, session->heard));
 }
 
 static const char *decode_waits_for(const struct decode_entry *entry) {

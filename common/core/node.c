@@ -402,6 +402,14 @@ void node_exit_when_idle(struct node *node, struct effects *out) {
     }
 }
 
+void node_view_peer(const struct node *node, struct entry_view *view, uint32_t which,
+                    uint32_t session, const char *label) {
+    text_copy(view->peers[which], LABEL_MAX, label);
+    view->sessions[which] = node->sessions[session].stream.v;
+    view->peer_silence_ms[which] =
+        span_to_ms(instant_since(node->now, node->sessions[session].heard));
+}
+
 void ledger_create(struct node *node, uint32_t state) {
     node->ledger.created++;
     node->ledger.live++;

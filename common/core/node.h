@@ -13,6 +13,7 @@
 #include "base/time.h"
 #include "core/effect.h"
 #include "core/event.h"
+#include "core/view.h"
 
 /* Each a flag; the relations between them are checked at start (timers_check). */
 struct core_timers {
@@ -225,6 +226,10 @@ void ledger_end(struct node *node, uint32_t state, const struct terminal *termin
                 struct span decided_to_freed);
 /* created - live - sum of terminals: must be 0. */
 int64_t ledger_imbalance(const struct ledger *ledger);
+
+/* Fills one peer's side (0 or 1) of a view from its session. label: how people know the peer. */
+void node_view_peer(const struct node *node, struct entry_view *view, uint32_t which,
+                    uint32_t session, const char *label);
 
 void node_note(struct effects *out, enum note_kind kind, enum role role, enum cause cause,
                uint64_t id, uint64_t number, const char *label);

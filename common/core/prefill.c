@@ -930,11 +930,8 @@ bool prefill_view(const struct prefill_core *core, uint32_t *cursor, struct entr
         const bool is_linked[2] = {entry->router_link.is_linked, entry->peer_link.is_linked};
         for (uint32_t i = 0; i < 2; i++) {
             if (is_linked[i]) {
-                const struct session *session = &core->node.sessions[index[i]];
-                text_copy(view_out->peers[i], LABEL_MAX, session->id);
-                view_out->sessions[i] = session->stream.v;
-                view_out->peer_silence_ms[i] =
-                    span_to_ms(instant_since(core->node.now, session->heard));
+                node_view_peer(&core->node, view_out, i, index[i],
+                               core->node.sessions[index[i]].id);
             }
         }
         return true;

@@ -857,9 +857,8 @@ static bool request_tokenize(struct router_core *core, struct request *request,
 }
 
 /* No entry was or will be made: the answer is an effect of its own, with request 0. */
-static void router_refuse(struct router_core *core, struct call_id call, enum cause cause,
-                          enum status status, const char *detail, struct effects *out) {
-    (void)core;
+static void router_refuse(struct call_id call, enum cause cause, enum status status,
+                          const char *detail, struct effects *out) {
     struct effect *effect = effects_add(out, EFFECT_ANSWER);
     effect->u.answer.call = call;
     effect->u.answer.outcome = OUTCOME_FAILED;
@@ -876,12 +875,12 @@ static void router_client_open(struct router_core *core, const struct event *eve
                                struct effects *out) {
     uint64_t id = 0;
     if (core->node.is_draining) {
-        router_refuse(core, event->u.client_open.call, CAUSE_DRAINING, STATUS_UNAVAILABLE,
+        router_refuse(event->u.client_open.call, CAUSE_DRAINING, STATUS_UNAVAILABLE,
                       "this router is draining: use another one", out);
         return;
     }
     if (pool_take(&core->ids, &id) != STATUS_OK) {
-        router_refuse(core, event->u.client_open.call, CAUSE_BUSY, STATUS_BUSY,
+        router_refuse(event->u.client_open.call, CAUSE_BUSY, STATUS_BUSY,
                       "the router holds as many requests as it may (--max-requests): try again "
                       "later",
                       out);
@@ -1331,15 +1330,10 @@ bool router_view(const struct router_core *core, uint32_t *cursor, struct entry_
         text_copy(view_out->label, LABEL_MAX, request->label);
         const uint32_t legs[2] = {request->decode, request->prefill};
         for (uint32_t i = 0; i < 2; i++) {
-            if (legs[i] == ROUTER_NONE) {
-                continue;
+            if (legs[i] != ROUTER_NONE) {
+                const struct worker *worker = &core->workers[legs[i]];
+                node_view_peer(&core->node, view_out, i, worker->session, worker->info.id);
             }
-            const struct worker *worker = &core->workers[legs[i]];
-            const struct session *session = &core->node.sessions[worker->session];
-            text_copy(view_out->peers[i], LABEL_MAX, worker->info.id);
-            view_out->sessions[i] = session->stream.v;
-            view_out->peer_silence_ms[i] =
-                span_to_ms(instant_since(core->node.now, session->heard));
         }
         return true;
     }
