@@ -408,6 +408,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
     request->decode_stream = session->stream;
     request->attempt_tokens = request->token_count;
     worker->attempts++;
+    worker->last_given = ++core->given;
     worker->admitting++;
     request->is_admit_open = true;
     worker->tokens_reserved += request->prompt_count + request->max_tokens;
@@ -502,6 +503,7 @@ static void request_prefill(struct router_core *core, struct request *request,
     request->prefill_stream = session->stream;
     request->is_prefill_queued = false;
     worker->attempts++;
+    worker->last_given = ++core->given;
     worker->tokens_reserved += request->attempt_tokens;
     list_push_back(&session->entries, PREFILL_LINKS(core), request_index(core, request));
     text_copy(request->prefill_label, LABEL_MAX, worker->info.id);

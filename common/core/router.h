@@ -62,6 +62,7 @@ struct worker {
     uint32_t admitting;
     uint32_t attempts;        /* of ours, live on it */
     uint64_t tokens_reserved; /* D: prompt + answer; P: prompt, of ours */
+    uint64_t last_given;      /* router_core.given when it last got an attempt: equals take turns */
 };
 
 struct request {
@@ -156,6 +157,7 @@ struct router_core {
     struct worker *workers;
     struct list parked;
     bool is_placing_due;
+    uint64_t given;        /* attempts given to workers so far */
     uint32_t retry_tenths; /* budget: ten are one retry */
     uint64_t *affinity_hash;
     uint64_t *affinity_worker; /* incarnation */

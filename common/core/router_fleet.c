@@ -227,6 +227,16 @@ bool fleet_has_numerics(const struct worker *worker, const struct request *reque
     return request->numerics[0] == '\0' || text_equal(worker->info.numerics, request->numerics);
 }
 
+/* Equals take turns: without that, a quiet cluster would use one worker of a pool for ever, and a
+ * worker that came back would not be seen to work until there is load. */
+static bool fleet_is_better(const struct router_core *core, uint64_t score, uint32_t worker,
+                            uint64_t best_score, uint32_t best) {
+    if (score != best_score || score == UINT64_MAX) {
+        return score < best_score;
+    }
+    return core->workers[worker].last_given < core->workers[best].last_given;
+}
+
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
                                       uint32_t *worker_out) {
     uint64_t hashes[ROUTER_AFFINITY_BLOCKS];
@@ -261,7 +271,7 @@ enum fleet_answer fleet_choose_decode(struct router_core *core, const struct req
         if (!fleet_has_numerics(worker, request)) {
             score += UINT64_MAX / 2; /* the same tokens only where the same arithmetic is done */
         }
-        if (score < best_score) {
+        if (fleet_is_better(core, score, i, best_score, *worker_out)) {
             best_score = score;
             *worker_out = i;
         }
@@ -314,7 +324,7 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
         if (fleet_is_suspect(core, worker, target)) {
             score += UINT64_MAX / 2; /* a probe, when there is no other */
         }
-        if (score < best_score) {
+        if (fleet_is_better(core, score, i, best_score, *worker_out)) {
             best_score = score;
             *worker_out = i;
         }

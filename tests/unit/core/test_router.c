@@ -730,6 +730,45 @@ static void test_a_busy_decode_worker_is_probed_by_one_request_at_a_time(void **
     bed_destroy(bed);
 }
 
+static void test_equal_workers_take_turns_on_a_quiet_cluster(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_worker(bed, ROLE_DECODE, 500, 2);
+    bed_worker(bed, ROLE_DECODE, 501, 4);
+    uint32_t given[2] = {0};
+    for (uint32_t i = 0; i < 6; i++) {
+        apply_open(bed);
+        apply_tokenized(bed);
+        const struct request *request = &bed->core.requests[pool_index(bed->request)];
+        assert_in_range(request->decode, 0, 1);
+        given[request->decode]++;
+        assert_in_range(given[0], given[1] == 0 ? 0 : given[1] - 1, given[1] + 1);
+        uint64_t stream = request->decode_stream.v;
+        struct message admitted = {.kind = MESSAGE_ADMITTED};
+        admitted.u.admitted.attempt = request->attempt;
+        admitted.u.admitted.slot.v = (uint64_t)1 << 32;
+        admitted.u.admitted.is_local = true;
+        bed_send(bed, &admitted, stream);
+        uint32_t token = 42;
+        struct message tokens = {.kind = MESSAGE_TOKENS};
+        tokens.u.tokens.count = 1;
+        tokens.u.tokens.attempts = &request->attempt.v;
+        tokens.u.tokens.tokens = &token;
+        bed_send(bed, &tokens, stream);
+        struct message end = {.kind = MESSAGE_END};
+        end.u.end.attempt = request->attempt;
+        end.u.end.outcome = OUTCOME_OK;
+        end.u.end.cause = CAUSE_DONE;
+        end.u.end.finish = FINISH_LENGTH;
+        bed_send(bed, &end, stream);
+        assert_string_equal(bed->text, "answer(ok)");
+        apply_answered(bed);
+        assert_string_equal(bed_state(bed), "gone");
+    }
+    assert_int_equal(given[0], 3);
+    bed_destroy(bed);
+}
+
 static void test_a_pair_that_could_not_talk_is_avoided_while_there_is_another(void **state) {
     (void)state;
     struct bed *bed = bed_in(PREFILLING);
@@ -785,6 +824,7 @@ int main(void) {
         cmocka_unit_test(test_mass_deletion_in_etcd_stops_nothing_that_has_a_session),
         cmocka_unit_test(test_a_record_that_changes_a_workers_role_is_not_believed),
         cmocka_unit_test(test_a_busy_decode_worker_is_probed_by_one_request_at_a_time),
+        cmocka_unit_test(test_equal_workers_take_turns_on_a_quiet_cluster),
         cmocka_unit_test(test_a_pair_that_could_not_talk_is_avoided_while_there_is_another),
         cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
     };
