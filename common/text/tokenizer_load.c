@@ -345,6 +345,24 @@ static enum status load_split(struct loader *loader, json_t *object, struct pre 
     return keep(loader, pattern, &out->text);
 }
 
+/* Digits (SmolLM and others): numbers of any script, one by one or in runs, are pieces of their
+ * own. */
+static enum status load_digits(struct loader *loader, json_t *object, struct pre *out) {
+    static const char where[] = "the Digits pre-tokenizer";
+    static const char *const keys[] = {"type", "individual_digits", NULL};
+    bool is_individual = false;
+    enum status status = check_keys(loader, object, where, keys);
+    if (status == STATUS_OK) {
+        status = get_flag(loader, object, where, "individual_digits", false, &is_individual);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    out->kind = PRE_SPLIT;
+    out->behaviour = BEHAVIOUR_ISOLATED;
+    return load_regex(loader, text_of(is_individual ? "\\p{N}" : "\\p{N}+"), out);
+}
+
 static enum status load_byte_level(struct loader *loader, json_t *object, struct pre *out) {
     static const char where[] = "the ByteLevel pre-tokenizer";
     static const char *const keys[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
@@ -382,6 +400,8 @@ static enum status load_pre_tokenizer(struct loader *loader, json_t *object) {
             status = load_metaspace(loader, step, out);
         } else if (is_type(step, "Split")) {
             status = load_split(loader, step, out);
+        } else if (is_type(step, "Digits")) {
+            status = load_digits(loader, step, out);
         } else if (is_type(step, "ByteLevel")) {
             status = load_byte_level(loader, step, out);
         } else {

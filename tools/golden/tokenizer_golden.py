@@ -202,6 +202,8 @@ VARIANTS = [
     ("bytelevel", {"pre_tokenizer": sequence(split(GPT4O, "Removed", True), BYTES), "model.ignore_merges": False}),
     ("bytelevel", {"pre_tokenizer": sequence(split(r"\s", "MergedWithNext"), {**BYTES, "add_prefix_space": True})}),
     ("bytelevel", {"pre_tokenizer": sequence(split(r"[\p{Han}\p{Greek}\p{^Latin}]|\d+|\S\v|\u00e9|(?<=a)b++|(?>c+)", "Isolated"), BYTES)}),
+    ("bytelevel", {"pre_tokenizer": sequence({"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True})}),  # SmolLM
+    ("bytelevel", {"pre_tokenizer": sequence({"type": "Digits", "individual_digits": False}, BYTES), "model.ignore_merges": False}),
 ]
 
 
