@@ -67,3 +67,12 @@ uint64_t pool_id_at(const struct pool *pool, uint32_t index) {
     uint32_t generation = pool->generation[index];
     return (generation & 1) != 0 ? (uint64_t)generation << 32 | index : 0;
 }
+
+uint32_t pool_next(const struct pool *pool, uint32_t from) {
+    for (uint32_t i = from; i < pool->capacity; i++) {
+        if ((pool->generation[i] & 1) != 0) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}

@@ -32,6 +32,9 @@ void pool_free(struct pool *pool, uint64_t id);
 bool pool_find(const struct pool *pool, uint64_t id, uint32_t *index_out);
 /* The live id at an index, or 0. */
 uint64_t pool_id_at(const struct pool *pool, uint32_t index);
+/* The first live index at or after `from`; UINT32_MAX: there is none. Reads four bytes a slot: a
+ * sweep of a large, almost empty table need not touch what its slots hold. */
+uint32_t pool_next(const struct pool *pool, uint32_t from);
 
 static inline uint32_t pool_index(uint64_t id) {
     return (uint32_t)id;

@@ -767,11 +767,9 @@ static void decode_reap(struct decode_core *core, struct decode_entry *entry, st
 static void decode_tick(struct decode_core *core, struct effects *out) {
     struct node *node = &core->node;
     node->stats.overrun_ns = 0;
-    for (uint32_t i = 0; i < core->config.entries_max && node->ledger.live > 0; i++) {
+    for (uint32_t i = pool_next(&core->slots, 0); i != UINT32_MAX;
+         i = pool_next(&core->slots, i + 1)) {
         struct decode_entry *entry = &core->entries[i];
-        if (entry->state == DECODE_NONE) {
-            continue;
-        }
         if (node_is_grace_over(node) && entry->state != DECODE_LEAVING &&
             effects_room(out) > 8 * EFFECTS_PER_END) {
             decode_decide(core, entry, OUTCOME_FAILED, CAUSE_SHUTDOWN, FINISH_ERROR, out);

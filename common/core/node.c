@@ -435,7 +435,9 @@ void ledger_end(struct node *node, uint32_t state, const struct terminal *termin
         histogram_add(&ledger->abort_to_freed, decided_to_freed);
     }
     histogram_add(&ledger->lifetime, terminal->age);
-    node->terminals[node->terminals_total % TERMINALS_KEPT] = *terminal;
+    struct terminal *kept = &node->terminals[node->terminals_total % TERMINALS_KEPT];
+    *kept = *terminal;
+    kept->freeing = decided_to_freed;
     node->terminals_total++;
     node_progressed(node);
 }

@@ -98,6 +98,7 @@ struct terminal {
     uint64_t router; /* incarnation that minted `attempt`; 0 = this process */
     struct instant at;
     struct span age;
+    struct span freeing; /* outcome decided -> memory back; ledger_end fills it in */
     uint8_t state; /* it was in when its outcome was decided */
     uint8_t outcome;
     uint8_t cause;

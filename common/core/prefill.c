@@ -774,11 +774,8 @@ static void prefill_reap(struct prefill_core *core, struct prefill_entry *entry,
 static void prefill_tick(struct prefill_core *core, struct effects *out) {
     struct node *node = &core->node;
     node->stats.overrun_ns = 0;
-    for (uint32_t i = 0; i < core->config.entries_max && node->ledger.live > 0; i++) {
+    for (uint32_t i = pool_next(&core->ids, 0); i != UINT32_MAX; i = pool_next(&core->ids, i + 1)) {
         struct prefill_entry *entry = &core->entries[i];
-        if (entry->state == PREFILL_NONE) {
-            continue;
-        }
         if (effects_room(out) > 8 * EFFECTS_PER_END) {
             if (node_is_grace_over(node)) {
                 prefill_decide(core, entry, OUTCOME_FAILED, CAUSE_SHUTDOWN, out);

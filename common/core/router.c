@@ -1002,9 +1002,9 @@ static void router_tokenized(struct router_core *core, const struct event *event
 static void router_client_abort(struct router_core *core, const struct event *event,
                                 struct effects *out) {
     core->stats.aborted_last = 0;
-    for (uint32_t i = 0; i < core->config.requests_max; i++) {
+    for (uint32_t i = pool_next(&core->ids, 0); i != UINT32_MAX; i = pool_next(&core->ids, i + 1)) {
         struct request *request = &core->requests[i];
-        if (request->state == REQUEST_NONE || request->state == REQUEST_ANSWERING) {
+        if (request->state == REQUEST_ANSWERING) {
             continue;
         }
         char stored[LABEL_MAX] = {0};
@@ -1107,13 +1107,8 @@ static void request_reap(struct router_core *core, struct request *request, stru
 static void router_tick(struct router_core *core, struct effects *out) {
     struct node *node = &core->node;
     node->stats.overrun_ns = 0;
-    uint32_t left = node->ledger.live;
-    for (uint32_t i = 0; i < core->config.requests_max && left > 0; i++) {
+    for (uint32_t i = pool_next(&core->ids, 0); i != UINT32_MAX; i = pool_next(&core->ids, i + 1)) {
         struct request *request = &core->requests[i];
-        if (request->state == REQUEST_NONE) {
-            continue;
-        }
-        left--;
         if (effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
             if (node_is_grace_over(node)) {
                 request_fail(core, request, CAUSE_SHUTDOWN, STATUS_UNAVAILABLE,

@@ -459,6 +459,7 @@ struct entries_query {
     uint32_t entries_max;
     uint32_t terminals_max;
     struct instant now; /* observed */
+    struct span lost;   /* real minus observed */
     bool is_draining;
     struct ledger ledger;
     struct session *sessions;
@@ -476,6 +477,7 @@ static void entries_fn(void *ctx) {
     const struct shell_core *core = &query->shell->core;
     const struct node *node = core->node;
     query->now = node->now;
+    query->lost = instant_since(node->real, node->now);
     query->is_draining = node->is_draining;
     query->ledger = node->ledger;
     query->sessions = calloc(node->config.sessions_max, sizeof *query->sessions);
@@ -612,8 +614,11 @@ static void put_terminals(struct buffer *body, const struct entries_query *query
         put_text(body, "state", query->shell->core.state_name(each->state));
         put_text(body, "outcome", outcome_name((enum outcome)each->outcome));
         put_text(body, "cause", cause_name((enum cause)each->cause));
-        buffer_printf(body, ",\"age_ms\":%lld,\"ago_ms\":%lld}", (long long)span_to_ms(each->age),
-                      since_ms(query->now, each->at));
+        /* at_us: the monotonic clock, which all programs of a host share. */
+        buffer_printf(body, ",\"age_ms\":%lld,\"ago_ms\":%lld,\"freeing_us\":%lld,\"at_us\":%lld}",
+                      (long long)span_to_ms(each->age), since_ms(query->now, each->at),
+                      (long long)(each->freeing.ns / 1000),
+                      (long long)((each->at.ns + query->lost.ns) / 1000));
     }
     buffer_text(body, "]");
 }

@@ -107,6 +107,12 @@ static void test_random_use_agrees_with_a_naive_model(void **state) {
             live[victim] = live[--live_count];
         }
         assert_int_equal(pool.live, live_count);
+        uint32_t seen = 0;
+        for (uint32_t i = pool_next(&pool, 0); i != UINT32_MAX; i = pool_next(&pool, i + 1)) {
+            assert_int_not_equal(pool_id_at(&pool, i), 0);
+            seen++;
+        }
+        assert_int_equal(seen, live_count);
         uint32_t index = 0;
         for (uint32_t i = 0; i < live_count; i++) {
             assert_true(pool_find(&pool, live[i], &index));

@@ -494,6 +494,9 @@ class TestSessions(Case):
         self.assertEqual(debug["terminals_total"], 8)
         self.assertEqual(sorted(s["peer_role"] for s in debug["sessions"]), ["prefill", "router"])
         self.assertEqual({t["outcome"] for t in debug["terminals"]}, {"ok"})
+        for terminal in debug["terminals"]:  # at_us is the clock that all programs of a host share
+            self.assertTrue(0 <= time.monotonic() * 1e6 - terminal["at_us"] < 60e6, terminal)
+            self.assertTrue(0 <= terminal["freeing_us"] < 5e6, terminal)
 
     def test_routers_that_vanish_take_their_eighty_requests_with_them_again_and_again(self):
         decode, prefill = self.pair("--test-step-delay", "30ms")
