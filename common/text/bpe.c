@@ -94,7 +94,8 @@ static void push_pair(const struct bpe *bpe, struct grow *heap, const struct sym
 }
 
 /* Fills the symbols of a piece: one for each character, or one for each byte where the character is
- * not in the vocabulary. The loader has made sure that each of them has an id. */
+ * not in the vocabulary. Without byte fallback such a character (a byte, in a byte-level
+ * vocabulary) is left out, as the library does. */
 static uint32_t fill_symbols(const struct bpe *bpe, struct bytes piece, struct symbol *symbols) {
     uint32_t count = 0;
     for (size_t at = 0; at < piece.len;) {
@@ -104,8 +105,7 @@ static uint32_t fill_symbols(const struct bpe *bpe, struct bytes piece, struct s
         uint32_t id = code < BPE_DIRECT_CODES ? bpe->code_ids[code] : bpe_id(bpe, character);
         if (id != TOKEN_NONE) {
             symbols[count++].id = id;
-        } else {
-            CHECK(bpe->has_byte_fallback);
+        } else if (bpe->has_byte_fallback) {
             for (size_t i = 0; i < len; i++) {
                 symbols[count++].id = bpe->byte_ids[character.data[i]];
             }

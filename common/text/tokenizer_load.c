@@ -627,8 +627,9 @@ static struct bytes encode_code(uint32_t code, uint8_t memory[2]) {
     return (struct bytes){memory, 2};
 }
 
-/* Whatever text comes, each of its characters or bytes must have a token to begin with; the library
- * would drop the others without a word. */
+/* The characters of a text need tokens to begin with. Byte-level vocabularies of real models lack a
+ * few control bytes and bytes of rare scripts (SmolLM2: 0x04, ...), which the library then drops
+ * without a word, and so do we; one that lacks printable ASCII is damaged. */
 static enum status check_is_complete(struct loader *loader) {
     struct tokenizer *tokenizer = loader->tokenizer;
     struct bpe *bpe = &tokenizer->bpe;
@@ -637,9 +638,8 @@ static enum status check_is_complete(struct loader *loader) {
         bpe->code_ids[code] = bpe_id(bpe, encode_code(code, memory));
     }
     if (is_byte_level(tokenizer)) {
-        for (uint32_t byte = 0; byte < 0xf5; byte++) { /* 0xc0, 0xc1, 0xf5... are in no UTF-8 */
-            bool is_possible = byte != 0xc0 && byte != 0xc1;
-            if (is_possible && bpe->code_ids[byte_level_code((uint8_t)byte)] == TOKEN_NONE) {
+        for (uint32_t byte = ' '; byte <= '~'; byte++) {
+            if (bpe->code_ids[byte_level_code((uint8_t)byte)] == TOKEN_NONE) {
                 return text_refuse(loader->error, STATUS_CORRUPT,
                                    "the byte-level vocabulary has no token for byte 0x%02X", byte);
             }

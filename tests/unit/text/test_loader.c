@@ -229,6 +229,24 @@ static void test_a_vocabulary_with_a_hole_in_its_bytes_is_refused(void **state) 
     }
 }
 
+static void test_a_byte_without_a_token_is_left_out_as_in_the_library(void **state) {
+    (void)state;
+    json_t *json = data_json(BYTELEVEL "/tokenizer.json");
+    struct tokenizer *tokenizer = NULL;
+    json_t *vocab = json_object_get(json_object_get(json, "model"), "vocab");
+    assert_int_equal(json_object_del(vocab, "\u0104"), 0); /* how byte 0x04 is written */
+    assert_int_equal(load(json, &tokenizer, NULL), STATUS_OK);
+    uint32_t ids[8];
+    struct token_buffer out = {ids, 8, 0};
+    assert_int_equal(tokenizer_encode(tokenizer, bytes_of("a\004b\004\004"), false, &out, NULL),
+                     STATUS_OK);
+    assert_int_equal(out.count, 2);
+    assert_int_equal(ids[0], json_integer_value(json_object_get(vocab, "a")));
+    assert_int_equal(ids[1], json_integer_value(json_object_get(vocab, "b")));
+    tokenizer_destroy(tokenizer);
+    json_decref(json);
+}
+
 static void test_an_added_token_that_normalizes_to_nothing_or_to_much_is_refused(void **state) {
     (void)state;
     static const struct {
@@ -487,6 +505,7 @@ int main(void) {
         cmocka_unit_test(test_patterns_that_mean_something_else_in_pcre_are_refused_by_name),
         cmocka_unit_test(test_files_that_contradict_themselves_are_refused_with_the_place),
         cmocka_unit_test(test_a_vocabulary_with_a_hole_in_its_bytes_is_refused),
+        cmocka_unit_test(test_a_byte_without_a_token_is_left_out_as_in_the_library),
         cmocka_unit_test(test_an_added_token_that_normalizes_to_nothing_or_to_much_is_refused),
         cmocka_unit_test(test_a_huge_pattern_is_refused),
         cmocka_unit_test(test_a_pattern_that_backtracks_without_end_costs_only_its_text),
