@@ -385,6 +385,7 @@ void engine_destroy(struct engine *engine) {
     if (engine == NULL) {
         return;
     }
+    thread_expect_end(&engine->thread);
     CHECK(pthread_mutex_lock(&engine->turn_lock) == 0);
     engine->is_stopping = true;
     CHECK(pthread_cond_signal(&engine->turn) == 0);

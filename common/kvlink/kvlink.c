@@ -185,6 +185,7 @@ enum status kvlink_stop(struct kvlink *link, struct span bound) {
         return STATUS_OK;
     }
     if (!atomic_exchange(&link->is_stopping, true)) {
+        thread_expect_end(&link->thread);
         bool posted = mailbox_post(&link->mailbox, &link->stop_mail);
         CHECK(posted); /* the thread closes the box only after this mail */
     }

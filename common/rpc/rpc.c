@@ -1446,6 +1446,7 @@ enum status rpc_shutdown(struct rpc *rpc, struct span grace, struct span abort_w
                   LOG_U64("calls", counters.calls_live), LOG_U64("slots", counters.slots_armed));
         return STATUS_TIMEOUT;
     }
+    thread_expect_end(&rpc->thread);
     CHECK(mailbox_post(&rpc->box, &rpc->finish_mail));
     enum status status = thread_join(&rpc->thread, instant_add(clock_now(), span_ms(2000)));
     if (status != STATUS_OK) {

@@ -461,13 +461,13 @@ void log_stop(void) {
     }
     (void)log_flush(instant_add(clock_now(), span_ms(1000))); /* what is left is dropped, counted */
     check_set_hook(NULL);
+    thread_ask_stop(&the_log.thread); /* first: it may end as soon as it sees is_stopping */
     log_lock();
     the_log.is_running = false;
     the_log.is_stopping = true;
     CHECK(pthread_cond_broadcast(&the_log.filled) == 0);
     CHECK(pthread_cond_broadcast(&the_log.written) == 0);
     log_unlock();
-    thread_ask_stop(&the_log.thread);
     CHECK(thread_join(&the_log.thread, INSTANT_NEVER) == STATUS_OK);
     log_lock();
     sink_close();

@@ -27,6 +27,11 @@ static struct {
     _Atomic uint64_t pauses;
 } watchdog = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static struct {
+    _Atomic int kind; /* enum thread_fault; release: after the beat is chosen */
+    const struct beat *beat;
+} fault;
+
 static void beats_acquire(void) {
     CHECK(pthread_mutex_lock(&beats_lock) == 0);
 }
@@ -44,7 +49,37 @@ static void thread_name_check(const char *name) {
     }
 }
 
+static void fault_meet(const struct beat *beat, enum thread_fault kind) {
+    if (fault.beat != beat) {
+        return;
+    }
+    if (kind == THREAD_FAULT_DIE) {
+        pthread_exit(NULL);
+    }
+    for (;;) {
+        (void)pause(); /* a signal's return is no reason to go on */
+    }
+}
+
+bool thread_test_fault(const char *name, enum thread_fault kind) {
+    bool is_found = false;
+    beats_acquire();
+    for (struct beat *beat = beats_first; beat != NULL && !is_found; beat = beat->next) {
+        is_found = strcmp(beat->name, name) == 0;
+        if (is_found) {
+            fault.beat = beat;
+            atomic_store_explicit(&fault.kind, kind, memory_order_release);
+        }
+    }
+    beats_release();
+    return is_found;
+}
+
 void thread_beat(struct beat *beat) {
+    int kind = atomic_load_explicit(&fault.kind, memory_order_acquire);
+    if (kind != THREAD_FAULT_NONE) {
+        fault_meet(beat, (enum thread_fault)kind);
+    }
     atomic_store_explicit(&beat->at_ns, clock_now().ns, memory_order_relaxed);
 }
 
@@ -94,10 +129,36 @@ void beat_unregister(struct beat *beat) {
     beats_release();
 }
 
+/* The last words of a process that must end now. */
+static _Noreturn void leave(const char *why, const char *name) {
+    if (!log_flush(instant_add(clock_now(), span_ms(500)))) {
+        /* It may be the log's own thread: then nothing else would say what happened. */
+        char line[160];
+        struct writer writer;
+        writer_init(&writer, line, sizeof line);
+        writer_printf(&writer, "ERROR %s, ending the process thread=%s\n", why, name);
+        (void)!write(STDERR_FILENO, line, writer.len); /* there is nobody left to tell */
+    }
+    _exit(WATCHDOG_EXIT_STATUS);
+}
+
+/* A thread has ended: by itself, or by pthread_exit in some library. */
+static void thread_ended(void *arg) {
+    struct thread *thread = arg;
+    bool is_expected = atomic_load_explicit(&thread->is_end_expected, memory_order_acquire);
+    if (!is_expected && atomic_load(&watchdog.is_running)) {
+        LOG_ERROR("a thread has ended that nobody told to, ending the process",
+                  LOG_TEXT("thread", thread->beat.name));
+        leave("a thread has ended that nobody told to", thread->beat.name);
+    }
+}
+
 static void *thread_main(void *arg) {
     struct thread *thread = arg;
     beat_register(&thread->beat, thread->beat.name, thread->beat.limit);
+    pthread_cleanup_push(thread_ended, thread);
     thread->fn(thread, thread->arg);
+    pthread_cleanup_pop(1);
     beat_unregister(&thread->beat);
     CHECK(pthread_mutex_lock(&thread->done_lock) == 0);
     thread->is_done = true;
@@ -145,7 +206,12 @@ enum status thread_start(struct thread *thread, const struct thread_config *conf
     return STATUS_OK;
 }
 
+void thread_expect_end(struct thread *thread) {
+    atomic_store_explicit(&thread->is_end_expected, true, memory_order_release);
+}
+
 void thread_ask_stop(struct thread *thread) {
+    thread_expect_end(thread);
     atomic_store_explicit(&thread->is_stop_asked, true, memory_order_release);
 }
 
@@ -180,8 +246,32 @@ enum status thread_join(struct thread *thread, struct instant deadline) {
 static void watchdog_exit(const char *name, struct span silent, struct span limit) {
     LOG_ERROR("thread does not beat, ending the process", LOG_TEXT("thread", name),
               LOG_SPAN("silent", silent), LOG_SPAN("limit", limit));
-    (void)log_flush(instant_add(clock_now(), span_ms(500))); /* ending either way */
-    _exit(WATCHDOG_EXIT_STATUS);
+    leave("a thread does not beat", name);
+}
+
+void watchdog_watch(void) {
+    static struct clock_observer observer; /* the main thread's */
+    static struct instant alive_at;
+    static int64_t seen_ns;
+    static bool is_observing;
+    if (!atomic_load(&watchdog.is_running)) {
+        is_observing = false;
+        return;
+    }
+    int64_t at_ns = atomic_load_explicit(&watchdog.thread.beat.at_ns, memory_order_relaxed);
+    if (!is_observing) {
+        is_observing = true;
+        clock_observer_init(&observer);
+        alive_at = observer.observed;
+        seen_ns = at_ns;
+    }
+    struct instant now = clock_observe(&observer);
+    if (at_ns != seen_ns) {
+        seen_ns = at_ns;
+        alive_at = now;
+    } else if (instant_since(now, alive_at).ns > span_ms(WATCHDOG_LIMIT_MS).ns) {
+        watchdog_exit("watchdog", instant_since(now, alive_at), span_ms(WATCHDOG_LIMIT_MS));
+    }
 }
 
 /* Counts `advance` for all beats; copies the first one newly past its limit. */
@@ -275,6 +365,7 @@ uint32_t thread_snapshot(struct thread_view *views, uint32_t cap) {
             text_copy(view->name, sizeof view->name, beat->name);
             int64_t at_ns = atomic_load_explicit(&beat->at_ns, memory_order_relaxed);
             view->age.ns = now.ns > at_ns ? now.ns - at_ns : 0;
+            view->silent = beat->silent;
             view->is_silent = beat->silent.ns > beat->limit.ns;
             struct timespec cpu;
             if (clock_gettime(beat->cpu_clock, &cpu) == 0) {

@@ -1,10 +1,11 @@
-/* Threads that beat, and the watchdog that ends the process when one stops beating.
+/* Threads that beat, and the watchdog that ends the process when one hangs or dies.
  *
  * Every long-lived thread calls thread_beat at least each 200 ms, also when idle: no wait in Baton
  * is longer. The watchdog looks at all beats each 100 ms; one that has not changed for its limit of
  * observed time (a tick counts at most 200 ms, so a stopped and resumed process is not blamed) is
  * logged with name and age, and the process exits with 70: a half-dead worker is worse than a dead
- * one. Foreign threads (main, a library's) register a beat of their own. */
+ * one. While the watchdog runs, so does a thread that ends though nobody told it to, at once.
+ * Foreign threads (main, a library's) register a beat of their own. */
 #ifndef RUNTIME_THREAD_H
 #define RUNTIME_THREAD_H
 
@@ -55,6 +56,7 @@ struct thread {
     bool is_done;
     bool is_started;
     atomic_bool is_stop_asked;
+    atomic_bool is_end_expected;
 };
 
 /* Starts a thread with all signals blocked but those of faults. thread: the caller's memory until
@@ -62,12 +64,15 @@ struct thread {
 MUST_USE enum status thread_start(struct thread *thread, const struct thread_config *config);
 /* Sets a flag that fn may poll; wakes nobody (post a mail for that). Any thread. */
 void thread_ask_stop(struct thread *thread);
+/* For threads that are told to end in another way: say so first, with this. Any thread. */
+void thread_expect_end(struct thread *thread);
 bool thread_stop_asked(const struct thread *thread);
 /* Waits for fn to return. STATUS_TIMEOUT at the deadline: the memory is still the thread's. Joining
  * one that was never started, or was joined already, is STATUS_OK. */
 MUST_USE enum status thread_join(struct thread *thread, struct instant deadline);
 
-/* One relaxed store of the clock. Only the thread that the beat belongs to. */
+/* One relaxed store of the clock. Only the thread that the beat belongs to. Does not return where
+ * thread_test_fault says so. */
 void thread_beat(struct beat *beat);
 /* Registers the calling thread (not started by thread_start) and names it, except for the main
  * thread, whose name is the program's. beat: the caller's memory until unregistered. */
@@ -86,7 +91,8 @@ uint64_t watchdog_pauses(void);
 
 struct thread_view {
     char name[THREAD_NAME_CAP];
-    struct span age; /* since the last beat, plain monotonic time */
+    struct span age;    /* since the last beat, plain monotonic time */
+    struct span silent; /* the same as the watchdog counts it, in observed time */
     struct span limit;
     double cpu_seconds; /* negative: not known */
     bool is_silent;     /* the watchdog counted it past its limit (only seen with a test's hook) */
@@ -98,5 +104,14 @@ void thread_describe(struct writer *writer);
 /* True when every registered thread beat within its limit (/livez): by the watchdog's observed time
  * while it runs and beats itself, else by the plain clock. */
 bool threads_are_alive(void);
+/* For the main thread, which nothing else would tell: ends the process like the watchdog does if
+ * that one has not beaten for its limit of observed time. Call it at least each 200 ms. */
+void watchdog_watch(void);
+
+/* For tests: what a bug would do to a thread. At its next beat the (first) thread of this name
+ * stops for ever, or ends as if its function had returned. */
+enum thread_fault { THREAD_FAULT_NONE, THREAD_FAULT_HANG, THREAD_FAULT_DIE };
+/* False if no thread has this name. Once per process. Any thread. */
+bool thread_test_fault(const char *name, enum thread_fault fault);
 
 #endif

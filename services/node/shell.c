@@ -686,6 +686,7 @@ enum status shell_wait(struct shell *shell) {
     enum status status = STATUS_OK;
     while (!atomic_load(&shell->is_drained)) {
         thread_beat(&beat);
+        watchdog_watch();
         int signal = signals_wait(instant_add(clock_now(), span_ms(50)));
         if (signal != 0 && signal != 1) {
             if (has_signal) {
@@ -733,6 +734,7 @@ enum status shell_stop(struct shell *shell) {
             LOG_ERROR("discovery did not end in time", LOG_STATUS("status", first));
         }
     }
+    thread_expect_end(&shell->control); /* before it can see the flag */
     atomic_store(&shell->is_stopping, true);
     if (shell->is_control_started) {
         shell_post(shell, shell_mail_take(shell, 0)); /* wakes it */

@@ -204,6 +204,58 @@ static int child_hangs(void) {
     return thread_join(&thread, soon()) == STATUS_OK ? 2 : 3; /* the watchdog is faster */
 }
 
+static void return_when_told(struct thread *self, void *arg) {
+    atomic_bool *is_told = arg;
+    while (!atomic_load(is_told)) {
+        thread_beat(&self->beat);
+        (void)poll(NULL, 0, 10);
+    }
+}
+
+/* What a bug in a loop looks like from outside: its function returns. The end of another one that
+ * was announced is in order. */
+static int child_ends(void) {
+    struct log_settings settings = {LOG_LEVEL_INFO, LOG_FORMAT_HUMAN};
+    atomic_bool is_told = false;
+    struct thread good;
+    struct thread bad;
+    struct thread_config good_config = {"good", return_when_told, &is_told, span_ms(5000)};
+    struct thread_config bad_config = {"link", return_when_told, &is_told, span_ms(60000)};
+    if (log_start(&settings, "test", "child") != STATUS_OK || watchdog_start(NULL) != STATUS_OK ||
+        thread_start(&good, &good_config) != STATUS_OK) {
+        return 1;
+    }
+    thread_expect_end(&good);
+    atomic_store(&is_told, true);
+    if (thread_join(&good, soon()) != STATUS_OK || thread_start(&bad, &bad_config) != STATUS_OK) {
+        return 2;
+    }
+    return thread_join(&bad, soon()) == STATUS_OK ? 3 : 4;
+}
+
+/* The faults that --test-hooks can put into a program. */
+static int child_meets(enum thread_fault fault, const char *victim) {
+    struct log_settings settings = {LOG_LEVEL_INFO, LOG_FORMAT_HUMAN};
+    struct thread thread;
+    struct thread_config config = {"engine", beat_until_stopped, NULL, span_ms(300)};
+    if (log_start(&settings, "test", "child") != STATUS_OK || watchdog_start(NULL) != STATUS_OK ||
+        thread_start(&thread, &config) != STATUS_OK) {
+        return 1;
+    }
+    struct instant deadline = soon();
+    while (!thread_test_fault(victim, fault)) {
+        if (thread_test_fault("nobody", fault) || instant_reached(clock_now(), deadline)) {
+            return 2;
+        }
+        (void)poll(NULL, 0, 1);
+    }
+    while (!instant_reached(clock_now(), deadline)) {
+        watchdog_watch();
+        (void)poll(NULL, 0, 20);
+    }
+    return 3;
+}
+
 /* The watched thread beats up to the pause, and again only some ticks after it: on the plain clock
  * it was silent for longer than its limit, in observed time it was not. */
 static int child_is_paused(void) {
@@ -278,6 +330,41 @@ static void test_watchdog_ends_the_process_and_says_who_hung(void **state) {
     assert_contains(text, " thread engine silent ");
 }
 
+static void expect_end(const char *role, const char *line, const char *more) {
+    int errors = -1;
+    pid_t pid = spawn_child(role, &errors);
+    char text[4096];
+    read_all(errors, text, sizeof text);
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != WATCHDOG_EXIT_STATUS) {
+        fail_msg("child ended with status %x: %s", status, text);
+    }
+    assert_contains(text, line);
+    assert_contains(text, more);
+}
+
+static void test_a_thread_that_ends_unasked_ends_the_process(void **state) {
+    (void)state;
+    expect_end("ends", " ERROR test/child a thread has ended that nobody told to", " thread link");
+}
+
+static void test_a_thread_can_be_made_to_hang_or_die(void **state) {
+    (void)state;
+    expect_end("hang", " ERROR test/child thread does not beat", " thread engine silent ");
+    expect_end("die", " ERROR test/child a thread has ended that nobody told to", " thread engine");
+}
+
+static void test_the_end_of_the_log_thread_is_said_without_it(void **state) {
+    (void)state;
+    expect_end("log-dies", "a thread has ended that nobody told to", "thread=log");
+}
+
+static void test_the_watchdog_is_watched_too(void **state) {
+    (void)state;
+    expect_end("watchdog-hangs", " ERROR test/child thread does not beat", " thread watchdog ");
+}
+
 static void test_watchdog_forgives_a_process_that_was_stopped(void **state) {
     (void)state;
     int errors = -1;
@@ -306,6 +393,21 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "paused") == 0) {
         return child_is_paused();
     }
+    if (argc == 2 && strcmp(argv[1], "ends") == 0) {
+        return child_ends();
+    }
+    if (argc == 2 && strcmp(argv[1], "hang") == 0) {
+        return child_meets(THREAD_FAULT_HANG, "engine");
+    }
+    if (argc == 2 && strcmp(argv[1], "die") == 0) {
+        return child_meets(THREAD_FAULT_DIE, "engine");
+    }
+    if (argc == 2 && strcmp(argv[1], "log-dies") == 0) {
+        return child_meets(THREAD_FAULT_DIE, "log");
+    }
+    if (argc == 2 && strcmp(argv[1], "watchdog-hangs") == 0) {
+        return child_meets(THREAD_FAULT_HANG, "watchdog");
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_thread_carries_its_name),
         cmocka_unit_test(test_thread_starts_with_signals_blocked_but_faults_open),
@@ -315,6 +417,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_watchdog_starts_again_after_a_stop),
         cmocka_unit_test(test_watchdog_ends_the_process_and_says_who_hung),
         cmocka_unit_test(test_watchdog_forgives_a_process_that_was_stopped),
+        cmocka_unit_test(test_a_thread_that_ends_unasked_ends_the_process),
+        cmocka_unit_test(test_a_thread_can_be_made_to_hang_or_die),
+        cmocka_unit_test(test_the_end_of_the_log_thread_is_said_without_it),
+        cmocka_unit_test(test_the_watchdog_is_watched_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
