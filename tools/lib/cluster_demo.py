@@ -1,6 +1,7 @@
 """The part of tools/demo after the build: a cluster, one answer as it streams, what happened on the way, a clean stop."""
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -50,7 +51,44 @@ def stubs(folder):
     sys.path.insert(0, folder)
 
 
-def ask(cluster, options):
+def chat_template(model):
+    """The model's chat template as a function of a list of messages; None for a model that only continues text."""
+    try:
+        with open(os.path.join(model, "tokenizer_config.json"), encoding="utf-8") as file:
+            settings = json.load(file)
+    except OSError:
+        return None
+    text = settings.get("chat_template")
+    if not isinstance(text, str):
+        return None
+    try:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise Problem(f"{error}: 'tools/setup --only run' installs what renders chat templates") from None
+    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(text)
+    names = {name: token if isinstance(token, str) else token.get("content", "")
+             for name, token in settings.items() if name.endswith("_token") and token}
+    return lambda messages: template.render(messages=messages, add_generation_prompt=True, **names)
+
+
+class Conversation:
+    """Turns what people type into prompts: as it is, or for a chat model as its template says, with all turns so far."""
+
+    def __init__(self, model):
+        self.template = chat_template(model)
+        self.messages = []
+
+    def prompt(self, text):
+        if self.template is None:
+            return text
+        self.messages.append({"role": "user", "content": text})
+        return self.template(self.messages)
+
+    def answered(self, text):
+        self.messages.append({"role": "assistant", "content": text})
+
+
+def ask(cluster, options, conversation, text):
     """Streams one answer to the terminal. Returns (last reply, moments at which replies with tokens came)."""
     try:
         import grpc
@@ -70,17 +108,17 @@ def ask(cluster, options):
                 time.sleep(0.05)
             if not models:
                 raise Problem("the router lists no model that both workers serve" + router.tail())
-            headline("The prompt, and the answer as it streams")
-            print(f"{BOLD}{options.prompt}{PLAIN}", end="", flush=True)
-            request = api.GenerateRequest(model=models[0].name, prompt=options.prompt, max_tokens=options.max_tokens,
+            request = api.GenerateRequest(model=models[0].name, prompt=conversation.prompt(text), max_tokens=options.max_tokens,
                                           request_id="demo")
             request.sampling.temperature = options.temperature
-            moments, last = [], None
+            moments, last, answer = [], None, ""
             for last in inference.Generate(request, timeout=300):
                 if last.token_ids:
                     moments.append((time.monotonic(), len(last.token_ids)))
+                answer += last.text
                 print(last.text, end="", flush=True)
             say()
+            conversation.answered(answer)
             if last is None:
                 raise Problem("the stream ended without a reply" + router.tail())
             return last, moments
@@ -118,13 +156,30 @@ def story(cluster, last, moments):
             say(f"  {'':<10} {line}")
 
 
+def chat(cluster, options, conversation):
+    """More turns, until the end of the input: each finds the KV cache of those before it."""
+    say(f"\n{DIM}Your turn; an empty line or ^D ends the conversation.{PLAIN}")
+    while True:
+        try:
+            text = input("\n> ").strip()
+        except EOFError:
+            text = ""
+        if not text:
+            return
+        last, _ = ask(cluster, options, conversation, text)
+        usage, trace = last.usage, last.trace
+        say(f"{DIM}[{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them found in the cache; "
+            f"{trace.ttft_ms:.0f} ms to the first token; {usage.completion_tokens} tokens in {trace.total_ms:.0f} ms]{PLAIN}")
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tools/demo")
     parser.add_argument("--build", default=default_build())
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--prompt", default="Once upon a time")
+    parser.add_argument("--prompt")
     parser.add_argument("--max-tokens", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--chat", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
     state = tempfile.mkdtemp(prefix="baton-demo-")
@@ -136,8 +191,17 @@ def main():
         stubs(os.path.join(state, "stubs"))
         headline("Starting a cluster: etcd, one router, one prefill worker, one decode worker")
         cluster.up()
-        last, moments = ask(cluster, options)
+        conversation = Conversation(options.model)
+        is_chat = conversation.template is not None
+        if options.chat and not is_chat:
+            raise Problem(f"{options.model} has no chat template: it continues text (--prompt), it does not chat")
+        prompt = options.prompt or ("What is the capital of France?" if is_chat else "Once upon a time")
+        headline("The question, and the answer as it streams" if is_chat else "The prompt, and the answer as it streams")
+        print(f"{BOLD}{prompt}{PLAIN}", end="\n" if is_chat else "", flush=True)
+        last, moments = ask(cluster, options, conversation, prompt)
         story(cluster, last, moments)
+        if options.chat:
+            chat(cluster, options, conversation)
         headline("Stopping")
         for member in cluster.routers() + cluster.workers():
             cluster.remove(member, 10)
