@@ -397,6 +397,14 @@ const struct checkpoint_tensor *checkpoint_at(const struct checkpoint *checkpoin
     return &checkpoint->entries[index].tensor;
 }
 
+uint32_t checkpoint_index(const struct checkpoint *checkpoint,
+                          const struct checkpoint_tensor *tensor) {
+    const char *entry = (const char *)tensor - offsetof(struct entry, tensor);
+    size_t index = (size_t)(entry - (const char *)checkpoint->entries) / sizeof(struct entry);
+    CHECK_OP(index, <, checkpoint->entry_count);
+    return (uint32_t)index;
+}
+
 static int entry_against_name(const void *name, const void *entry) {
     return strcmp(name, ((const struct entry *)entry)->tensor.name);
 }

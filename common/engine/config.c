@@ -93,9 +93,43 @@ static enum status refuse_true(const struct reader *reader, const char *key) {
     return status;
 }
 
+/* What an architecture is, as data: all of them are decoders with grouped-query attention, rotary
+ * positions, RMS norms and a gated feed-forward layer. */
+static const struct architecture {
+    const char *name;
+    const char *model_type;
+    uint32_t head_dim; /* where the file does not say; 0: hidden_size / num_attention_heads */
+    bool has_qkv_bias;
+    bool has_qk_norm;
+} architectures[] = {
+    {"LlamaForCausalLM", "llama", 0, false, false},
+    {"Qwen2ForCausalLM", "qwen2", 0, true, false},
+    {"Qwen3ForCausalLM", "qwen3", 128, false, true},
+};
+#define ARCHITECTURES (sizeof(architectures) / sizeof(architectures[0]))
+
+/* Sliding windows, by any of the keys that say so, would change what is computed. */
+static enum status refuse_windows(const struct reader *reader) {
+    enum status status = refuse_true(reader, "use_sliding_window");
+    json_t *types = get(reader, "layer_types");
+    if (status != STATUS_OK || types == NULL) {
+        return status;
+    }
+    size_t count = json_array_size(types);
+    for (size_t i = 0; i < count; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        if (type == NULL || strcmp(type, "full_attention") != 0) {
+            return fail(reader->error, STATUS_UNSUPPORTED,
+                        "%s: layer_types has \"%s\", only \"full_attention\" is served",
+                        reader->file, type == NULL ? "?" : fail_text(type).text);
+        }
+    }
+    return STATUS_OK;
+}
+
 static enum status read_architecture(const struct reader *reader, struct model_config *config) {
     json_t *list = get(reader, "architectures");
-    const char *name = "LlamaForCausalLM"; /* old files give the model_type alone */
+    const char *name = architectures[0].name; /* old files give the model_type alone */
     if (list != NULL) {
         name = json_string_value(json_array_get(list, 0));
         if (name == NULL || json_array_size(list) != 1) {
@@ -106,13 +140,22 @@ static enum status read_architecture(const struct reader *reader, struct model_c
         return fail(reader->error, STATUS_INVALID,
                     "%s: neither architectures nor model_type is there", reader->file);
     }
-    if (strcmp(name, "LlamaForCausalLM") != 0) {
+    const struct architecture *found = NULL;
+    for (size_t i = 0; i < ARCHITECTURES; i++) {
+        found = strcmp(architectures[i].name, name) == 0 ? &architectures[i] : found;
+    }
+    if (found == NULL) {
         return fail(reader->error, STATUS_UNSUPPORTED,
-                    "%s: the architecture \"%s\" is not served, only LlamaForCausalLM is",
+                    "%s: the architecture \"%s\" is not served, only LlamaForCausalLM, "
+                    "Qwen2ForCausalLM and Qwen3ForCausalLM are",
                     reader->file, fail_text(name).text);
     }
     text_copy(config->architecture, sizeof(config->architecture), name);
-    return require_text(reader, "model_type", "llama");
+    config->has_qkv_bias = found->has_qkv_bias;
+    config->has_qk_norm = found->has_qk_norm;
+    config->head_dim = found->head_dim;
+    enum status status = require_text(reader, "model_type", found->model_type);
+    return status == STATUS_OK ? refuse_windows(reader) : status;
 }
 
 /* rope_scaling (or rope_parameters, its newer name): null, "default" or "llama3". */
@@ -194,13 +237,16 @@ static enum status read_shape(const struct reader *reader, struct model_config *
                     "%s: num_attention_heads %u is not a multiple of num_key_value_heads %u",
                     reader->file, config->heads, config->kv_heads);
     }
-    if (get(reader, "head_dim") == NULL && config->hidden % config->heads != 0) {
+    bool is_derived = config->head_dim == 0 && get(reader, "head_dim") == NULL;
+    if (is_derived && config->hidden % config->heads != 0) {
         return fail(reader->error, STATUS_INVALID,
                     "%s: without head_dim, hidden_size %u must be a multiple of "
                     "num_attention_heads %u",
                     reader->file, config->hidden, config->heads);
     }
-    config->head_dim = config->hidden / config->heads;
+    if (config->head_dim == 0) {
+        config->head_dim = config->hidden / config->heads;
+    }
     status = read_count(reader, "head_dim", true, 1, 1024, &config->head_dim);
     if (status == STATUS_OK &&
         (config->head_dim % 2 != 0 || config->head_dim > 1024 || config->head_dim == 0)) {

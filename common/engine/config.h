@@ -1,8 +1,8 @@
 /* config.json and generation_config.json of a model directory, checked.
  *
  * Every number is bounded, so that the products of the loader stay far from overflow; what the
- * forward pass does not compute (biases, other activations, other rotary scalings, quantised
- * weights, other architectures) is refused by name. */
+ * forward pass does not compute (sliding windows, other activations, other rotary scalings,
+ * quantised weights, architectures other than Llama, Qwen2 and Qwen3) is refused by name. */
 #ifndef ENGINE_CONFIG_H
 #define ENGINE_CONFIG_H
 
@@ -35,6 +35,8 @@ struct model_config {
     float norm_epsilon;
     double rope_theta;
     struct config_rope_llama3 rope_llama3;
+    bool has_qkv_bias; /* Qwen2: q, k and v have a bias */
+    bool has_qk_norm;  /* Qwen3: each head of q and k is normed before its rotation */
     bool is_tied;
     bool has_bos;
     uint32_t bos_token;

@@ -180,7 +180,17 @@ static unsigned char *kv_row(const struct forward *forward, const struct token_p
            layout_row_offset(layout, page, component, place->position % layout->page_tokens);
 }
 
-/* Rotates q and k, and writes k and v into the pool. */
+/* Norms `heads` heads, each by itself. */
+static void heads_norm(const struct forward *forward, float *x, const float *weight,
+                       uint32_t heads) {
+    const struct model_config *shape = &forward->config.model->config;
+    for (uint32_t h = 0; h < heads; h++) {
+        float *head = x + (size_t)h * shape->head_dim;
+        forward->kernels->rms_norm(head, head, weight, shape->head_dim, shape->norm_epsilon);
+    }
+}
+
+/* Finishes q, k and v (bias, norm of the heads, rotation) and writes k and v into the pool. */
 static void store_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
@@ -195,6 +205,13 @@ static void store_part(void *context, uint32_t part, uint32_t worker) {
         float *q = forward->qkv + n * forward->qkv_stride;
         const float *cosine = forward->cosine + (size_t)n * half;
         const float *sine = forward->sine + (size_t)n * half;
+        if (loop->layer->qkv_bias != NULL) {
+            forward->kernels->add(q, loop->layer->qkv_bias, (size_t)q_width + 2 * kv_width);
+        }
+        if (loop->layer->q_norm != NULL) {
+            heads_norm(forward, q, loop->layer->q_norm, shape->heads);
+            heads_norm(forward, q + q_width, loop->layer->k_norm, shape->kv_heads);
+        }
         forward->kernels->rotary(q, cosine, sine, shape->heads + shape->kv_heads, shape->head_dim);
         forward->kernels->store(kv_row(forward, &forward->places[n], component), model->kv_dtype,
                                 q + q_width, kv_width);

@@ -46,7 +46,8 @@ struct loader {
     const char *source_name;
     uint32_t used; /* tensors that were found and read */
     uint64_t hash;
-    bool is_dry; /* only shapes are checked, nothing is read or allocated */
+    bool is_dry;   /* only shapes are checked, nothing is read or allocated */
+    bool *is_used; /* [checkpoint_count]: found by name */
 };
 
 static bool dtype_parse(const char *name, enum kernels_dtype *dtype_out) {
@@ -132,6 +133,7 @@ static enum status tensor_find(struct loader *loader, const char *name, uint32_t
                     fail_text(tensor->file).text, name, tensor->dtype);
     }
     *tensor_out = tensor;
+    loader->is_used[checkpoint_index(loader->checkpoint, tensor)] = true;
     if (loader->is_dry) {
         loader->used++;
         return STATUS_OK;
@@ -171,24 +173,27 @@ static enum status load_matrix(struct loader *loader, const char *name,
     return STATUS_OK;
 }
 
-static enum status load_norm(struct loader *loader, const char *name, float **norm) {
+/* Reads a tensor of one dimension as F32 to to[width]. */
+static enum status load_vector(struct loader *loader, const char *name, uint32_t width, float *to) {
     const struct checkpoint_tensor *tensor = NULL;
     enum kernels_dtype dtype = KERNELS_F32;
-    uint32_t width = loader->model->config.hidden;
     enum status status = tensor_find(loader, name, width, 0, &tensor, &dtype);
     if (status == STATUS_OK && !loader->is_dry) {
-        *norm = weights_take((uint64_t)width * sizeof(float));
         /* The file promises no alignment. */
         unsigned char *aligned = weights_take(tensor->bytes);
         memcpy(aligned, tensor->data, tensor->bytes);
-        loader->model->kernels->widen(*norm, aligned, dtype, width);
+        loader->model->kernels->widen(to, aligned, dtype, width);
         free(aligned);
     }
     return status;
 }
 
+static float *vector_take(const struct loader *loader, uint32_t width) {
+    return loader->is_dry ? NULL : weights_take((uint64_t)width * sizeof(float));
+}
+
 static const char *layer_name(char *to, uint32_t layer, const char *part) {
-    (void)snprintf(to, NAME_MAX_BYTES, "model.layers.%u.%s.weight", layer, part);
+    (void)snprintf(to, NAME_MAX_BYTES, "model.layers.%u.%s", layer, part);
     return to;
 }
 
@@ -210,13 +215,13 @@ static enum status load_layer(struct loader *loader, uint32_t index, struct mode
         uint32_t rows;
         uint32_t cols;
     } parts[] = {
-        {"self_attn.q_proj", &layer->qkv, 0, q_rows, config->hidden},
-        {"self_attn.k_proj", &layer->qkv, q_rows, kv_rows, config->hidden},
-        {"self_attn.v_proj", &layer->qkv, q_rows + kv_rows, kv_rows, config->hidden},
-        {"self_attn.o_proj", &layer->output, 0, config->hidden, q_rows},
-        {"mlp.gate_proj", &layer->gate_up, 0, config->ffn, config->hidden},
-        {"mlp.up_proj", &layer->gate_up, config->ffn, config->ffn, config->hidden},
-        {"mlp.down_proj", &layer->down, 0, config->hidden, config->ffn},
+        {"self_attn.q_proj.weight", &layer->qkv, 0, q_rows, config->hidden},
+        {"self_attn.k_proj.weight", &layer->qkv, q_rows, kv_rows, config->hidden},
+        {"self_attn.v_proj.weight", &layer->qkv, q_rows + kv_rows, kv_rows, config->hidden},
+        {"self_attn.o_proj.weight", &layer->output, 0, config->hidden, q_rows},
+        {"mlp.gate_proj.weight", &layer->gate_up, 0, config->ffn, config->hidden},
+        {"mlp.up_proj.weight", &layer->gate_up, config->ffn, config->ffn, config->hidden},
+        {"mlp.down_proj.weight", &layer->down, 0, config->hidden, config->ffn},
     };
     char name[NAME_MAX_BYTES];
     enum status status = STATUS_OK;
@@ -224,13 +229,32 @@ static enum status load_layer(struct loader *loader, uint32_t index, struct mode
         status = load_matrix(loader, layer_name(name, index, parts[i].part), parts[i].matrix,
                              parts[i].row_first, parts[i].rows, parts[i].cols);
     }
-    if (status == STATUS_OK) {
-        status =
-            load_norm(loader, layer_name(name, index, "input_layernorm"), &layer->attention_norm);
-    }
-    if (status == STATUS_OK) {
-        status = load_norm(loader, layer_name(name, index, "post_attention_layernorm"),
-                           &layer->ffn_norm);
+    layer->attention_norm = vector_take(loader, config->hidden);
+    layer->ffn_norm = vector_take(loader, config->hidden);
+    layer->qkv_bias = config->has_qkv_bias ? vector_take(loader, q_rows + 2 * kv_rows) : NULL;
+    layer->q_norm = config->has_qk_norm ? vector_take(loader, config->head_dim) : NULL;
+    layer->k_norm = config->has_qk_norm ? vector_take(loader, config->head_dim) : NULL;
+    const struct {
+        const char *part;
+        bool is_there;
+        float *vector;
+        uint32_t first;
+        uint32_t width;
+    } vectors[] = {
+        {"input_layernorm.weight", true, layer->attention_norm, 0, config->hidden},
+        {"post_attention_layernorm.weight", true, layer->ffn_norm, 0, config->hidden},
+        {"self_attn.q_proj.bias", config->has_qkv_bias, layer->qkv_bias, 0, q_rows},
+        {"self_attn.k_proj.bias", config->has_qkv_bias, layer->qkv_bias, q_rows, kv_rows},
+        {"self_attn.v_proj.bias", config->has_qkv_bias, layer->qkv_bias, q_rows + kv_rows, kv_rows},
+        {"self_attn.q_norm.weight", config->has_qk_norm, layer->q_norm, 0, config->head_dim},
+        {"self_attn.k_norm.weight", config->has_qk_norm, layer->k_norm, 0, config->head_dim},
+    };
+    for (size_t i = 0; status == STATUS_OK && i < sizeof(vectors) / sizeof(vectors[0]); i++) {
+        if (vectors[i].is_there) {
+            float *to = loader->is_dry ? NULL : vectors[i].vector + vectors[i].first;
+            status =
+                load_vector(loader, layer_name(name, index, vectors[i].part), vectors[i].width, to);
+        }
     }
     return status;
 }
@@ -245,35 +269,10 @@ static bool name_is_harmless(const char *name, bool is_tied) {
            (length > tail && strcmp(name + length - tail, suffix) == 0);
 }
 
-static bool name_is_used(const struct model_config *config, const char *name) {
-    static const char *const parts[] = {
-        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
-        "mlp.down_proj",    "input_layernorm",  "post_attention_layernorm"};
-    if (strcmp(name, "model.embed_tokens.weight") == 0 || strcmp(name, "model.norm.weight") == 0 ||
-        (!config->is_tied && strcmp(name, "lm_head.weight") == 0)) {
-        return true;
-    }
-    static const char prefix[] = "model.layers.";
-    if (strncmp(name, prefix, sizeof(prefix) - 1) != 0) {
-        return false;
-    }
-    char *end = NULL;
-    unsigned long layer = strtoul(name + sizeof(prefix) - 1, &end, 10);
-    char wanted[NAME_MAX_BYTES];
-    for (size_t i = 0; layer < config->layers && i < sizeof(parts) / sizeof(parts[0]); i++) {
-        if (strcmp(layer_name(wanted, (uint32_t)layer, parts[i]), name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static enum status strangers_check(const struct loader *loader) {
     for (uint32_t i = 0; i < checkpoint_count(loader->checkpoint); i++) {
         const struct checkpoint_tensor *tensor = checkpoint_at(loader->checkpoint, i);
-        if (!name_is_used(&loader->model->config, tensor->name) &&
-            !name_is_harmless(tensor->name, loader->model->config.is_tied)) {
+        if (!loader->is_used[i] && !name_is_harmless(tensor->name, loader->model->config.is_tied)) {
             return fail(loader->error, STATUS_UNSUPPORTED,
                         "%s: tensor \"%s\" has no place in this architecture: the model would be "
                         "computed wrongly",
@@ -306,7 +305,8 @@ static enum status load_all(struct loader *loader) {
             load_matrix(loader, "lm_head.weight", &model->head, 0, config->vocab, config->hidden);
     }
     if (status == STATUS_OK) {
-        status = load_norm(loader, "model.norm.weight", &model->final_norm);
+        model->final_norm = vector_take(loader, config->hidden);
+        status = load_vector(loader, "model.norm.weight", config->hidden, model->final_norm);
     }
     struct model_layer untouched = {0}; /* a dry run writes nothing */
     for (uint32_t i = 0; status == STATUS_OK && i < config->layers; i++) {
@@ -357,10 +357,19 @@ static uint64_t shape_hash(const struct model_config *config) {
     memcpy(&theta, &config->rope_theta, sizeof(theta));
     uint64_t epsilon = 0;
     memcpy(&epsilon, &config->norm_epsilon, sizeof(config->norm_epsilon));
-    const uint64_t numbers[] = {
-        config->hidden, config->ffn,      config->layers,           config->heads,
-        config->vocab,  config->kv_heads, config->head_dim,         epsilon,
-        theta,          config->is_tied,  config->rope_llama3.is_on};
+    const uint64_t numbers[] = {config->hidden,
+                                config->ffn,
+                                config->layers,
+                                config->heads,
+                                config->vocab,
+                                config->kv_heads,
+                                config->head_dim,
+                                epsilon,
+                                theta,
+                                config->is_tied,
+                                config->rope_llama3.is_on,
+                                config->has_qkv_bias,
+                                config->has_qk_norm};
     uint64_t hash = 0;
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         hash = mix64(hash ^ numbers[i]) + i;
@@ -418,6 +427,8 @@ enum status model_create(const char *directory, const struct kernels *kernels, s
     struct loader loader = {
         .model = model, .checkpoint = checkpoint, .error = error, .is_dry = true};
     if (status == STATUS_OK) {
+        loader.is_used = calloc((size_t)checkpoint_count(checkpoint) + 1, sizeof(bool));
+        CHECK(loader.is_used != NULL);
         status = load_all(&loader);
     }
     if (status == STATUS_OK) {
@@ -428,6 +439,7 @@ enum status model_create(const char *directory, const struct kernels *kernels, s
         loader.hash = shape_hash(&model->config);
         status = load_all(&loader);
     }
+    free(loader.is_used);
     checkpoint_close(checkpoint);
     if (status != STATUS_OK) {
         model_destroy(model);
@@ -452,6 +464,9 @@ void model_destroy(struct model *model) {
         free(layer->down.data);
         free(layer->attention_norm);
         free(layer->ffn_norm);
+        free(layer->qkv_bias);
+        free(layer->q_norm);
+        free(layer->k_norm);
     }
     free(model->layers);
     if (!model->config.is_tied) {

@@ -1,10 +1,10 @@
 /* A model directory in the Hugging Face layout, opened and checked: what it is, and its weights.
  *
  * Reads config.json, generation_config.json (optional) and *.safetensors (one file, or the shards
- * of model.safetensors.index.json). The Llama architecture in F32, F16 (widened, exact) and BF16
- * is served; everything else is refused by name, with the file, what was expected and what was
- * found. The files are untrusted. Weights are packed for the kernels at load, so a model costs its
- * own memory once and the files may be closed or replaced afterwards. Immutable after creation:
+ * of model.safetensors.index.json). The architectures of config.h in F32, F16 (widened, exact) and
+ * BF16 are served; everything else is refused by name, with the file, what was expected and what
+ * was found. The files are untrusted. Weights are packed for the kernels at load, so a model costs
+ * its own memory once and the files may be closed or replaced afterwards. Immutable after creation:
  * any thread may read it. */
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H

@@ -13,6 +13,9 @@ struct model_layer {
     struct kernels_weights down;
     float *attention_norm; /* [hidden] */
     float *ffn_norm;       /* [hidden] */
+    float *qkv_bias;       /* [rows of qkv], or NULL */
+    float *q_norm;         /* [head_dim], or NULL */
+    float *k_norm;         /* [head_dim], or NULL */
 };
 
 struct model {

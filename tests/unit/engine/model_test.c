@@ -464,6 +464,9 @@ static void test_a_configuration_that_is_wrong_is_refused_by_name(void **state) 
         {"architectures", "[]", STATUS_INVALID, "architectures"},
         {"architectures", "7", STATUS_INVALID, "architectures"},
         {"model_type", "\"qwen3\"", STATUS_UNSUPPORTED, "\"qwen3\""},
+        {"use_sliding_window", "true", STATUS_UNSUPPORTED, "use_sliding_window true"},
+        {"layer_types", "[\"sliding_attention\"]", STATUS_UNSUPPORTED, "\"sliding_attention\""},
+        {"layer_types", "[3]", STATUS_UNSUPPORTED, "layer_types"},
         {"attention_bias", "true", STATUS_UNSUPPORTED, "attention_bias true"},
         {"mlp_bias", "true", STATUS_UNSUPPORTED, "mlp_bias true"},
         {"mlp_bias", "1", STATUS_INVALID, "mlp_bias"},
@@ -632,6 +635,58 @@ static void test_a_tensor_entry_that_is_wrong_is_refused(void **state) {
     }
 }
 
+/* The names that Qwen2 and Qwen3 add, and what is said when one is missing, or is there in the
+ * other. */
+static void test_each_architecture_wants_its_own_tensors(void **state) {
+    (void)state;
+    static const struct {
+        const char *architecture, *model_type;
+        const char *names[3];
+        uint32_t widths[3];
+    } rows[] = {
+        {"Qwen2ForCausalLM",
+         "qwen2",
+         {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"},
+         {4, 2, 2}},
+        {"Qwen3ForCausalLM",
+         "qwen3",
+         {"self_attn.q_norm.weight", "self_attn.k_norm.weight", NULL},
+         {2, 2, 0}},
+    };
+    for (size_t i = 0; i < 2; i++) {
+        for (size_t missing = 0; missing < 4; missing++) { /* 3: none */
+            struct builder b;
+            char name[96];
+            char sentence[160] = "";
+            builder_init(&b, "F32", true);
+            set(b.config, "architectures", json_pack("[s]", rows[i].architecture));
+            set(b.config, "model_type", json_string(rows[i].model_type));
+            set(b.config, "head_dim", json_integer(2));
+            for (size_t j = 0; j < 3 && rows[i].names[j] != NULL; j++) {
+                (void)snprintf(name, sizeof(name), "model.layers.0.%s", rows[i].names[j]);
+                if (j == missing) {
+                    (void)snprintf(sentence, sizeof(sentence), "\"%s\" is missing", name);
+                } else {
+                    add_tensor(&b, name, "F32", 4, rows[i].widths[j], 0);
+                }
+            }
+            builder_write(&b);
+            if (sentence[0] != '\0') {
+                expect_refusal(&b, STATUS_CORRUPT, sentence);
+            } else {
+                struct model *model = open_good(&b);
+                assert_string_equal(model_info(model)->architecture, rows[i].architecture);
+                model_destroy(model);
+                set(b.config, "architectures", json_pack("[s]", rows[1 - i].architecture));
+                set(b.config, "model_type", json_string(rows[1 - i].model_type));
+                builder_write(&b);
+                expect_refusal(&b, STATUS_CORRUPT, "is missing");
+            }
+            builder_fini(&b);
+        }
+    }
+}
+
 static void test_missing_surplus_mixed_and_broken_tensors_are_refused(void **state) {
     (void)state;
     struct builder b;
@@ -742,6 +797,7 @@ int main(void) {
         cmocka_unit_test(test_config_files_that_are_not_json_are_refused),
         cmocka_unit_test(test_a_safetensors_file_that_lies_is_refused),
         cmocka_unit_test(test_a_tensor_entry_that_is_wrong_is_refused),
+        cmocka_unit_test(test_each_architecture_wants_its_own_tensors),
         cmocka_unit_test(test_missing_surplus_mixed_and_broken_tensors_are_refused),
         cmocka_unit_test(test_random_damage_never_crashes_the_loader),
     };
