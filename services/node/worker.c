@@ -24,7 +24,10 @@
 #define KV_BYTES_AUTO  (1ull << 30)
 #define LINK_STOP_MS   3000
 
-static const char *const link_choices[] = {"auto", "tcp", "shm", NULL};
+static const char *const link_choices[] = {[KVLINK_TRANSPORT_TCP] = "tcp",
+                                           [KVLINK_TRANSPORT_SHM] = "shm",
+                                           [KVLINK_TRANSPORT_AUTO] = "auto",
+                                           NULL};
 
 /* clang-format off */
 const struct config_entry worker_config_entries[] = {
@@ -43,8 +46,9 @@ const struct config_entry worker_config_entries[] = {
     {.flag = "kv-device", .type = CONFIG_TEXT, .unit = "NAME", .least = 1, .most = 15,
      .help = "network interface of the KV link; unset: the one of the listen address",
      .offset = offsetof(struct worker_settings, kv_device)},
-    {.flag = "link", .type = CONFIG_CHOICE, .value = "auto", .choices = link_choices,
-     .help = "transport of the KV link; auto: shared memory within a host, TCP between hosts",
+    {.flag = "link", .type = CONFIG_CHOICE, .value = "tcp", .choices = link_choices,
+     .help = "transport of the KV link; auto: shared memory within a host, TCP between hosts; with shared "
+             "memory a prefill worker that is killed may block the others until the decode worker restarts",
      .offset = offsetof(struct worker_settings, link)},
     {.flag = "kv-tokens", .type = CONFIG_U64, .unit = "tokens", .value = "0", .most = 1ull << 31,
      .help = "KV capacity; 0: 65536, or what fits 1 GiB if that is less",

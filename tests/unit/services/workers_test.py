@@ -470,6 +470,8 @@ class TestSessions(Case):
 
     def two_legs_give_the_tokens_of_one(self, link):
         decode, prefill = self.pair("--link", link)
+        for each in (decode, prefill):
+            each.logged(r"kv link open transports \"?" + {"auto": "tcp,posix", "tcp": "tcp", "shm": "posix"}[link] + r"\"? ")
         alone = self.program("decode").up()
         attempts = list(range(1, 9))
         tokens = {a: prompt(a, 20 + 30 * a) for a in attempts}
