@@ -1010,6 +1010,7 @@ void decode_verify(const struct decode_core *core) {
     CHECK_OP(held, ==, references);
     CHECK_OP(live, ==, core->node.ledger.live);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
+    CHECK_OP(core->words.taken, ==, core->node.ledger.live);
     CHECK_OP(core->is_stepping ? core->plan.row_count : 0, ==, in_step);
     pages_verify(&core->pages);
 }

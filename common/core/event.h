@@ -54,6 +54,14 @@ enum event_kind {
 
 #define EOS_MAX 8u
 
+/* A canary is the router's own request: it shows that requests complete (core/canary.h). It is
+ * given up where another request would wait, is never tried again, and is in no user's numbers. */
+enum canary_legs {
+    CANARY_NONE = 0, /* a client's request */
+    CANARY_ONE_LEG,  /* the decode worker prefills it */
+    CANARY_TWO_LEGS, /* a prefill worker does, however short it is */
+};
+
 /* A worker as discovery describes it. Copied by the core. */
 struct worker_info {
     struct incarnation incarnation;
@@ -90,6 +98,7 @@ struct event {
             const char *model;
             const char *request_label; /* "" = none */
             const char *session_label;
+            enum canary_legs canary; /* of a canary request: how it is to be served */
         } client_open;
         struct {
             uint64_t request;   /* of EFFECT_TOKENIZE */

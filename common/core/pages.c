@@ -109,7 +109,10 @@ void pages_release(struct pages *pages, const uint32_t *list, uint32_t count) {
         struct page *page = &pages->table[list[i]];
         CHECK_OP(page->references, >, 0);
         page->references--;
-        if (page->references == 0) {
+        if (page->references == 0 && pages->drops_next_free && !page->is_indexed) {
+            pages->drops_next_free = false;
+            pages->owned--;
+        } else if (page->references == 0) {
             list_push_back(page->is_indexed ? &pages->cached : &pages->free, PAGE_LINKS(pages),
                            list[i]);
             pages->owned--;

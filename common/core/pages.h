@@ -38,6 +38,7 @@ struct pages {
     uint32_t capacity;
     uint32_t page_tokens;
     uint32_t owned;
+    bool drops_next_free; /* for tests of the ledger: one page is forgotten */
     uint64_t hit_tokens_total;
     uint64_t evictions_total;
 };

@@ -982,5 +982,6 @@ void prefill_verify(const struct prefill_core *core) {
     CHECK_OP(backlog, ==, core->backlog_tokens);
     CHECK_OP(core->is_stepping ? core->plan.row_count : 0, ==, in_step);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
+    CHECK_OP(core->words.taken, ==, core->node.ledger.live);
     pages_verify(&core->pages);
 }

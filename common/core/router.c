@@ -120,6 +120,10 @@ static bool request_has_prefill(const struct request *request, const struct sess
     return request->prefill != ROUTER_NONE && request->prefill_stream.v == session->stream.v;
 }
 
+static bool request_is_canary(const struct request *request) {
+    return request->canary != CANARY_NONE;
+}
+
 static void request_move(struct router_core *core, struct request *request,
                          enum request_state state, struct instant state_deadline) {
     ledger_move(&core->node, request->state, state);
@@ -135,6 +139,7 @@ static void request_settle(struct router_core *core, struct request *request) {
     }
     CHECK(request->decode == ROUTER_NONE && request->prefill == ROUTER_NONE &&
           !request->parked_link.is_linked);
+    core->words_held -= request->words != WORDS_NONE ? 1 : 0;
     words_free(&core->words, request->words);
     CHECK(map_remove(&core->by_call, request->call.v, request_index(core, request)));
     struct terminal terminal = {.id = request->id,
@@ -239,6 +244,7 @@ static void request_answer(struct router_core *core, struct request *request,
     request->cause = ending->cause;
     request->decided_in = (uint8_t)request->state;
     request->decided = core->node.now;
+    core->stats.answers_ok += ending->outcome == OUTCOME_OK && !request_is_canary(request) ? 1 : 0;
     legs_drop(core, request, ending->cause, out);
     list_remove(&core->parked, PARKED_LINKS(core), request_index(core, request));
     if (ending->detail != request->detail) {
@@ -348,6 +354,13 @@ static enum finish request_complete(const struct router_core *core, const struct
     return emitted >= request->max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
+/* A canary never waits for room: that is for those who are asked for something. */
+static void request_give_up(struct router_core *core, struct request *request,
+                            struct effects *out) {
+    request_fail(core, request, CAUSE_BUSY, STATUS_BUSY, "a canary waits for nobody's room", 0,
+                 out);
+}
+
 /* Back to PLACING with the next attempt number: nothing of the old attempt is accepted from here
  * on. */
 static void request_replace(struct router_core *core, struct request *request,
@@ -356,6 +369,10 @@ static void request_replace(struct router_core *core, struct request *request,
     request->attempt_number++;
     request->attempt = request_attempt(request);
     request->is_prefill_queued = false;
+    if (request_is_canary(request) && core->parked.count > 0) {
+        request_give_up(core, request, out);
+        return;
+    }
     request_move(core, request, REQUEST_PLACING,
                  instant_add(core->node.now, core->node.config.timers.place));
     request_park(core, request, true);
@@ -367,6 +384,11 @@ static void request_retry(struct router_core *core, struct request *request, enu
     enum finish complete = request_complete(core, request);
     if (complete != FINISH_NONE) {
         request_done(core, request, CAUSE_DONE, complete, request_emitted(request), out);
+        return;
+    }
+    if (request_is_canary(request)) {
+        request_fail(core, request, cause, STATUS_UNAVAILABLE, "a canary is not tried again", 0,
+                     out);
         return;
     }
     if (request->failures >= ROUTER_RETRIES || core->retry_tenths < 10) {
@@ -401,14 +423,16 @@ static void request_admit(struct router_core *core, struct request *request, uin
     list_remove(&core->parked, PARKED_LINKS(core), request_index(core, request));
     if (request->first_placed.ns == 0) {
         request->first_placed = core->node.now;
-        histogram_add(&core->stats.queue, instant_since(core->node.now, request->since));
+        if (!request_is_canary(request)) {
+            histogram_add(&core->stats.queue, instant_since(core->node.now, request->since));
+        }
     }
     core->stats.resumes_other_numerics += fleet_has_numerics(worker, request) ? 0 : 1;
     request->decode = decode;
     request->decode_stream = session->stream;
     request->attempt_tokens = request->token_count;
     worker->attempts++;
-    worker->last_given = ++core->given;
+    worker->last_given[fleet_turn_kind(request)] = ++core->given;
     worker->admitting++;
     request->is_admit_open = true;
     worker->tokens_reserved += request->prompt_count + request->max_tokens;
@@ -427,7 +451,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
     admit->u.admit.sampling = request->sampling;
     admit->u.admit.local_max = local_max;
     text_copy(admit->u.admit.label, LABEL_MAX, request->label);
-    core->stats.admits++;
+    core->stats.admits += request_is_canary(request) ? 0 : 1;
     request_move(core, request, REQUEST_ADMITTING,
                  instant_add(core->node.now, core->node.config.timers.admit));
 }
@@ -445,7 +469,9 @@ static bool request_place(struct router_core *core, struct request *request, str
         return false;
     }
     uint32_t prefill = ROUTER_NONE;
-    uint32_t local_max = core->config.disaggregate_above;
+    uint32_t local_max = request->canary == CANARY_ONE_LEG    ? UINT32_MAX
+                         : request->canary == CANARY_TWO_LEGS ? 0
+                                                              : core->config.disaggregate_above;
     if (request->token_count - 1 > local_max) {
         enum fleet_answer second = fleet_choose_prefill(core, request, decode, &prefill);
         if (second == FLEET_BUSY) {
@@ -482,7 +508,12 @@ static void router_place(struct router_core *core, struct effects *out) {
             core->is_placing_due = true; /* the rest in the next turn */
             return;
         }
-        if (!request_place(core, request, out)) {
+        if (request_place(core, request, out)) {
+            continue;
+        }
+        if (request_is_canary(request)) {
+            request_give_up(core, request, out);
+        } else {
             blocked[blocked_count++] = request->model_hash;
         }
     }
@@ -503,7 +534,7 @@ static void request_prefill(struct router_core *core, struct request *request,
     request->prefill_stream = session->stream;
     request->is_prefill_queued = false;
     worker->attempts++;
-    worker->last_given = ++core->given;
+    worker->last_given[fleet_turn_kind(request)] = ++core->given;
     worker->tokens_reserved += request->attempt_tokens;
     list_push_back(&session->entries, PREFILL_LINKS(core), request_index(core, request));
     text_copy(request->prefill_label, LABEL_MAX, worker->info.id);
@@ -552,14 +583,14 @@ static void router_admitted(struct router_core *core, struct session *session,
     if (!request->has_cached_first) {
         request->has_cached_first = true;
         request->cached_first = cached;
-        core->stats.cached_tokens += cached;
+        core->stats.cached_tokens += request_is_canary(request) ? 0 : cached;
     }
     fleet_remember_prefix(core, request, request->decode);
     if (message->u.admitted.is_local) {
-        core->stats.one_leg++;
+        core->stats.one_leg += request_is_canary(request) ? 0 : 1;
         request_move(core, request, REQUEST_STREAMING, INSTANT_NEVER);
     } else {
-        core->stats.two_legs++;
+        core->stats.two_legs += request_is_canary(request) ? 0 : 1;
         request_prefill(core, request, out);
     }
 }
@@ -587,7 +618,7 @@ static void router_rejected(struct router_core *core, struct session *session,
                      0, out);
         return;
     }
-    core->stats.rejected_busy++;
+    core->stats.rejected_busy += request_is_canary(request) ? 0 : 1;
     struct span wait = span_ms(message->u.rejected.retry_after_ms);
     if (wait.ns < core->node.config.timers.busy.ns) {
         wait = core->node.config.timers.busy;
@@ -600,16 +631,27 @@ static void router_rejected(struct router_core *core, struct session *session,
     request_replace(core, request, out); /* not a failure: no worker has tried it */
 }
 
+/* What clients' dashboards show of one more token. */
+static void request_count_token(struct router_core *core, const struct request *request) {
+    if (request_is_canary(request)) {
+        return;
+    }
+    core->stats.tokens++;
+    if (request->first_token.ns == 0) {
+        histogram_add(&core->stats.ttft, instant_since(core->node.now, request->since));
+    } else {
+        histogram_add(&core->stats.itl, instant_since(core->node.now, request->last_token));
+    }
+}
+
 static void request_token(struct router_core *core, struct request *request, uint32_t token,
                           struct effects *out) {
     if (request->state != REQUEST_STREAMING) {
         request_move(core, request, REQUEST_STREAMING, INSTANT_NEVER);
     }
+    request_count_token(core, request);
     if (request->first_token.ns == 0) {
         request->first_token = core->node.now;
-        histogram_add(&core->stats.ttft, instant_since(core->node.now, request->since));
-    } else {
-        histogram_add(&core->stats.itl, instant_since(core->node.now, request->last_token));
     }
     if (request->failures > 0 && request->token_count == request->attempt_tokens &&
         request_emitted(request) > 0) {
@@ -622,7 +664,6 @@ static void request_token(struct router_core *core, struct request *request, uin
     }
     uint32_t *tokens = request_tokens(core, request);
     tokens[request->token_count++] = token;
-    core->stats.tokens++;
     node_progressed(&core->node);
     struct effect *effect = effects_add(out, EFFECT_DELIVER);
     effect->u.deliver.request = request->id;
@@ -675,7 +716,7 @@ static void router_end(struct router_core *core, struct session *session,
         if (complete != FINISH_NONE) {
             request_done(core, request, CAUSE_DONE, complete, request_emitted(request), out);
         } else {
-            core->stats.retries[CAUSE_SHUTDOWN]++;
+            core->stats.retries[CAUSE_SHUTDOWN] += request_is_canary(request) ? 0 : 1;
             request_replace(core, request, out);
         }
     } else {
@@ -722,7 +763,7 @@ static void router_prefill_mail(struct router_core *core, struct session *sessio
     if (message->kind == MESSAGE_QUEUED) {
         request->is_prefill_queued = true;
     } else if (message->kind == MESSAGE_BUSY) {
-        core->stats.prefill_busy++;
+        core->stats.prefill_busy += request_is_canary(request) ? 0 : 1;
         struct worker *worker = &core->workers[request->prefill];
         struct span wait = span_ms(message->u.rejected.retry_after_ms);
         wait = wait.ns < core->node.config.timers.busy.ns ? core->node.config.timers.busy : wait;
@@ -899,6 +940,7 @@ static void router_client_open(struct router_core *core, const struct event *eve
                                 .since = core->node.now,
                                 .state_since = core->node.now};
     request->attempt = request_attempt(request);
+    request->canary = event->u.client_open.canary;
     text_copy(request->model, LABEL_MAX, event->u.client_open.model);
     text_copy(request->label, LABEL_MAX, event->u.client_open.request_label);
     text_copy(request->session_label, LABEL_MAX, event->u.client_open.session_label);
@@ -911,7 +953,8 @@ static void router_client_open(struct router_core *core, const struct event *eve
     request->state_deadline = instant_add(core->node.now, core->node.config.timers.place);
     ledger_create(&core->node, REQUEST_TOKENIZING);
     map_add(&core->by_call, request->call.v, pool_index(id));
-    core->retry_tenths += core->retry_tenths < RETRY_TENTHS_MAX ? 1 : 0;
+    bool is_paying = core->retry_tenths < RETRY_TENTHS_MAX && !request_is_canary(request);
+    core->retry_tenths += is_paying ? 1 : 0;
     (void)request_tokenize(core, request, out); /* false: waits for a worker to be discovered */
 }
 
@@ -985,6 +1028,7 @@ static void router_tokenized(struct router_core *core, const struct event *event
                      "the router's token store is full: try again later", 1000, out);
         return;
     }
+    core->words_held++;
     memcpy(request_tokens(core, request), event->u.tokenized.tokens, count * sizeof(uint32_t));
     request->prompt_count = count;
     request->token_count = count;
@@ -993,7 +1037,11 @@ static void router_tokenized(struct router_core *core, const struct event *event
     request->eos_count =
         event->u.tokenized.eos_count < EOS_MAX ? event->u.tokenized.eos_count : EOS_MAX;
     memcpy(request->eos, event->u.tokenized.eos, request->eos_count * sizeof(uint32_t));
-    core->stats.prompt_tokens += count;
+    core->stats.prompt_tokens += request_is_canary(request) ? 0 : count;
+    if (request_is_canary(request) && core->parked.count > 0) {
+        request_give_up(core, request, out);
+        return;
+    }
     request_move(core, request, REQUEST_PLACING,
                  instant_add(core->node.now, core->node.config.timers.place));
     request_park(core, request, false);
@@ -1004,8 +1052,8 @@ static void router_client_abort(struct router_core *core, const struct event *ev
     core->stats.aborted_last = 0;
     for (uint32_t i = pool_next(&core->ids, 0); i != UINT32_MAX; i = pool_next(&core->ids, i + 1)) {
         struct request *request = &core->requests[i];
-        if (request->state == REQUEST_ANSWERING) {
-            continue;
+        if (request->state == REQUEST_ANSWERING || request_is_canary(request)) {
+            continue; /* labels are clients': a canary is not theirs to abort */
         }
         char stored[LABEL_MAX] = {0};
         text_copy(stored, LABEL_MAX,
@@ -1071,6 +1119,11 @@ static void router_sweep_sessions(struct router_core *core, struct effects *out)
 static void request_reap(struct router_core *core, struct request *request, struct effects *out) {
     struct node *node = &core->node;
     if (request->state == REQUEST_ANSWERING) {
+        return;
+    }
+    if (request_is_canary(request) && node->is_draining) {
+        request_fail(core, request, CAUSE_SHUTDOWN, STATUS_UNAVAILABLE, "this router is draining",
+                     0, out);
         return;
     }
     if (request->is_abort_wished) {
@@ -1379,4 +1432,5 @@ void router_verify(const struct router_core *core) {
     CHECK_OP(attempts, ==, counted);
     CHECK_OP(admitting, ==, asked);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
+    CHECK_OP(core->words.taken, ==, core->words_held);
 }

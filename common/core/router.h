@@ -14,6 +14,7 @@
 
 #include "base/pool.h"
 #include "base/siphash.h"
+#include "core/canary.h"
 #include "core/node.h"
 #include "core/view.h"
 #include "core/words.h"
@@ -62,7 +63,8 @@ struct worker {
     uint32_t admitting;
     uint32_t attempts;        /* of ours, live on it */
     uint64_t tokens_reserved; /* D: prompt + answer; P: prompt, of ours */
-    uint64_t last_given;      /* router_core.given when it last got an attempt: equals take turns */
+    /* router_core.given when it last got an attempt, and a canary: equals take turns */
+    uint64_t last_given[2];
 };
 
 struct request {
@@ -110,6 +112,7 @@ struct request {
     struct instant last_token;
     struct instant decided;
     uint64_t model_hash;
+    enum canary_legs canary; /* CANARY_NONE: a client's */
     struct sampling sampling;
     char model[LABEL_MAX];
     char label[LABEL_MAX];
@@ -127,6 +130,7 @@ struct router_suspect {
     struct instant until;
 };
 
+/* Of clients' requests only. */
 struct router_stats {
     uint64_t retries[CAUSE_COUNT];
     uint64_t resumes_ok; /* resumed streams that went on */
@@ -141,6 +145,7 @@ struct router_stats {
     uint64_t tokens;
     uint64_t prompt_tokens;
     uint64_t cached_tokens;
+    uint64_t answers_ok;
     uint64_t aborted_last; /* how many the last EVENT_CLIENT_ABORT ended */
     struct histogram queue;
     struct histogram ttft;
@@ -154,6 +159,7 @@ struct router_core {
     struct request *requests;
     struct map by_call;
     struct words words;
+    uint32_t words_held; /* ranges that requests hold: must be words.taken */
     struct worker *workers;
     struct list parked;
     bool is_placing_due;
@@ -180,6 +186,10 @@ void router_verify(const struct router_core *core);
 
 /* Whether a pair of workers that can serve this model is reachable now ("" = any model). */
 bool router_has_pair(const struct router_core *core, const char *model);
+/* What a canary needs to know of the fleet. `turn`: which of the models served it is for; "" where
+ * there is none. */
+void router_canary_facts(const struct router_core *core, uint64_t turn, struct canary_facts *facts,
+                         char model_out[LABEL_MAX]);
 /* The first worker at or after *cursor; NULL at the end. */
 const struct worker *router_worker(const struct router_core *core, uint32_t *cursor);
 static inline bool router_worker_is_live(const struct router_core *core,

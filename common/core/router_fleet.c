@@ -229,12 +229,13 @@ bool fleet_has_numerics(const struct worker *worker, const struct request *reque
 
 /* Equals take turns: without that, a quiet cluster would use one worker of a pool for ever, and a
  * worker that came back would not be seen to work until there is load. */
-static bool fleet_is_better(const struct router_core *core, uint64_t score, uint32_t worker,
-                            uint64_t best_score, uint32_t best) {
+static bool fleet_is_better(const struct router_core *core, const struct request *request,
+                            uint64_t score, uint32_t worker, uint64_t best_score, uint32_t best) {
     if (score != best_score || score == UINT64_MAX) {
         return score < best_score;
     }
-    return core->workers[worker].last_given < core->workers[best].last_given;
+    uint32_t kind = fleet_turn_kind(request);
+    return core->workers[worker].last_given[kind] < core->workers[best].last_given[kind];
 }
 
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
@@ -271,7 +272,7 @@ enum fleet_answer fleet_choose_decode(struct router_core *core, const struct req
         if (!fleet_has_numerics(worker, request)) {
             score += UINT64_MAX / 2; /* the same tokens only where the same arithmetic is done */
         }
-        if (fleet_is_better(core, score, i, best_score, *worker_out)) {
+        if (fleet_is_better(core, request, score, i, best_score, *worker_out)) {
             best_score = score;
             *worker_out = i;
         }
@@ -324,7 +325,7 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
         if (fleet_is_suspect(core, worker, target)) {
             score += UINT64_MAX / 2; /* a probe, when there is no other */
         }
-        if (fleet_is_better(core, score, i, best_score, *worker_out)) {
+        if (fleet_is_better(core, request, score, i, best_score, *worker_out)) {
             best_score = score;
             *worker_out = i;
         }
@@ -376,6 +377,44 @@ void fleet_model_names(const struct router_core *core, struct writer *writer) {
         if (is_first) {
             writer_printf(writer, "%s%s", writer->len > 0 ? ", " : "", worker->info.model);
         }
+    }
+}
+
+/* A worker that may be given requests now, if it has room. */
+static bool fleet_is_usable(const struct router_core *core, const struct worker *worker) {
+    return worker->is_used &&
+           fleet_is_eligible(core, worker, worker->info.role, worker->info.model);
+}
+
+void router_canary_facts(const struct router_core *core, uint64_t turn, struct canary_facts *facts,
+                         char model_out[LABEL_MAX]) {
+    *facts = (struct canary_facts){.is_draining = core->node.is_draining,
+                                   .user_progress = core->stats.tokens + core->stats.answers_ok};
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (fleet_is_usable(core, worker)) {
+            facts->decodes += worker->info.role == ROLE_DECODE ? 1 : 0;
+            facts->prefills += worker->info.role == ROLE_PREFILL ? 1 : 0;
+            facts->fleet_progress += core->node.sessions[worker->session].peer_progress;
+        }
+    }
+    model_out[0] = '\0';
+    uint64_t left = facts->decodes > 0 ? turn % facts->decodes : 0;
+    for (uint32_t i = 0; i < core->config.workers_max && model_out[0] == '\0'; i++) {
+        const struct worker *worker = &core->workers[i];
+        if (worker->info.role != ROLE_DECODE || !fleet_is_usable(core, worker)) {
+            continue;
+        }
+        if (left == 0) {
+            text_copy(model_out, LABEL_MAX, worker->info.model);
+        }
+        left--;
+    }
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *worker = &core->workers[i];
+        facts->has_prefill = facts->has_prefill ||
+                             (worker->info.role == ROLE_PREFILL && fleet_is_usable(core, worker) &&
+                              text_equal(worker->info.model, model_out));
     }
 }
 

@@ -23,6 +23,10 @@ enum fleet_answer {
     FLEET_NONE, /* no live worker for this model */
 };
 
+/* Clients' requests and canaries take turns apart: which of worker.last_given. */
+static inline uint32_t fleet_turn_kind(const struct request *request) {
+    return request->canary != CANARY_NONE ? 1 : 0;
+}
 /* Whether a worker computes as the one did whose tokens the client already has (or there is none
  * yet). */
 bool fleet_has_numerics(const struct worker *worker, const struct request *request);

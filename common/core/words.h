@@ -4,6 +4,7 @@
 #ifndef CORE_WORDS_H
 #define CORE_WORDS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/arena.h"
@@ -15,6 +16,8 @@
 struct words {
     uint32_t *data;
     struct buddy buddy;
+    uint32_t taken;       /* ranges out now: the owner's ledger must agree */
+    bool drops_next_free; /* for tests of that ledger: one range is forgotten */
 };
 
 /* capacity in words, rounded up to WORDS_UNIT. Memory from the arena (which may be counting). */

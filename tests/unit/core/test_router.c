@@ -786,6 +786,182 @@ static void test_a_pair_that_could_not_talk_is_avoided_while_there_is_another(vo
     bed_destroy(bed);
 }
 
+/* --- canaries: the router's own requests */
+
+static void bed_canary(struct bed *bed, enum canary_legs legs) {
+    struct event open = {.kind = EVENT_CLIENT_OPEN};
+    open.u.client_open.call.v = CALL;
+    open.u.client_open.model = "m";
+    open.u.client_open.request_label = CANARY_LABEL;
+    open.u.client_open.session_label = "";
+    open.u.client_open.deadline = span_ms(5000);
+    open.u.client_open.canary = legs;
+    bed_step(bed, &open);
+    bed->request = bed->out.items[bed->out.count - 1].u.tokenize.request;
+    bed->attempt = bed->core.requests[pool_index(bed->request)].attempt;
+    bed_tokenized(bed, STATUS_OK, 4, CANARY_TOKENS);
+}
+
+static enum cause bed_answer_cause(const struct bed *bed) {
+    for (uint32_t i = 0; i < bed->out.count; i++) {
+        if (bed->out.items[i].kind == EFFECT_ANSWER) {
+            return bed->out.items[i].u.answer.cause;
+        }
+    }
+    return CAUSE_NONE;
+}
+
+static void test_a_canary_takes_the_legs_it_is_told_and_is_in_no_clients_numbers(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    bed->core.config.disaggregate_above = 20;
+    uint32_t tenths = bed->core.retry_tenths;
+    bed_canary(bed, CANARY_TWO_LEGS);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMIT)->u.admit.local_max, 0);
+    apply_admitted(bed);
+    assert_string_equal(bed->text, "prefill");
+    apply_tokens(bed);
+    apply_prefill_ok(bed);
+    apply_end_ok(bed);
+    assert_string_equal(bed->text, "answer(ok)");
+    apply_answered(bed);
+    bed_canary(bed, CANARY_ONE_LEG);
+    assert_true(bed_sent(&bed->out, MESSAGE_ADMIT)->u.admit.local_max > 1000);
+    apply_admitted_local(bed);
+    apply_tokens(bed);
+    apply_end_ok(bed);
+    apply_answered(bed);
+    static const struct router_stats nothing;
+    assert_memory_equal(&bed->core.stats, &nothing, sizeof nothing);
+    assert_int_equal(bed->core.retry_tenths, tenths);
+    assert_int_equal(bed->core.node.ledger.terminals[OUTCOME_OK], 2);
+    bed_destroy(bed);
+}
+
+static void test_a_canary_is_given_up_where_others_would_wait(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PLACING); /* no room: a client's request waits */
+    uint64_t waiting = bed->request;
+    bed_canary(bed, CANARY_ONE_LEG);
+    assert_string_equal(bed->text, "answer(failed)");
+    assert_int_equal(bed_answer_cause(bed), CAUSE_BUSY);
+    assert_int_equal(bed->core.requests[pool_index(waiting)].state, REQUEST_PLACING);
+    bed_destroy(bed);
+    bed = bed_create(true);
+    bed_canary(bed, CANARY_TWO_LEGS);
+    apply_rejected(bed); /* alone, but the only decode worker is full */
+    assert_string_equal(bed->text, "answer(failed)");
+    assert_int_equal(bed_answer_cause(bed), CAUSE_BUSY);
+    bed_destroy(bed);
+    bed = bed_create(true);
+    bed_canary(bed, CANARY_TWO_LEGS);
+    apply_admitted(bed);
+    apply_busy(bed); /* the same of the prefill worker */
+    assert_string_equal(bed->text, "abort answer(failed)");
+    assert_int_equal(bed_answer_cause(bed), CAUSE_BUSY);
+    bed_destroy(bed);
+}
+
+static void test_a_canary_is_not_tried_again(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    bed_worker(bed, ROLE_DECODE, 501, DECODE2);
+    bed_canary(bed, CANARY_TWO_LEGS);
+    uint64_t stream = bed->core.requests[pool_index(bed->request)].decode_stream.v;
+    bed_stream_ends(bed, stream);
+    assert_non_null(strstr(bed->text, "answer(failed)"));
+    assert_int_equal(bed_answer_cause(bed), CAUSE_SESSION_ENDED);
+    apply_answered(bed);
+    bed_canary(bed, CANARY_ONE_LEG);
+    bed_wait(bed, 3000);
+    assert_int_equal(bed_answer_cause(bed), CAUSE_T_ADMIT);
+    bed_destroy(bed);
+}
+
+static void test_a_canary_is_no_clients_to_abort_and_ends_with_a_drain(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    bed_canary(bed, CANARY_ONE_LEG);
+    struct event abort = {.kind = EVENT_CLIENT_ABORT};
+    abort.u.client_abort.label = CANARY_LABEL;
+    bed_step(bed, &abort);
+    assert_string_equal(bed_state(bed), "admitting");
+    assert_int_equal(bed->core.stats.aborted_last, 0);
+    struct event drain = {.kind = EVENT_DRAIN};
+    drain.u.drain.grace = span_ms(30000);
+    bed_step(bed, &drain);
+    bed_wait(bed, 100);
+    assert_int_equal(bed_answer_cause(bed), CAUSE_SHUTDOWN);
+    bed_destroy(bed);
+}
+
+static void test_canaries_do_not_take_the_turns_of_clients(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_worker(bed, ROLE_DECODE, 500, 2);
+    bed_worker(bed, ROLE_DECODE, 501, 4);
+    uint32_t client = ROUTER_NONE;
+    uint32_t canary = ROUTER_NONE;
+    for (uint32_t i = 0; i < 8; i++) {
+        bool is_canary = i % 2 == 0;
+        if (is_canary) {
+            bed_canary(bed, CANARY_ONE_LEG);
+        } else {
+            apply_open(bed);
+            apply_tokenized(bed);
+        }
+        const struct request *request = &bed->core.requests[pool_index(bed->request)];
+        uint32_t *last = is_canary ? &canary : &client;
+        assert_int_not_equal(request->decode, *last);
+        *last = request->decode;
+        apply_gone(bed);
+        apply_answered(bed);
+    }
+    bed_destroy(bed);
+}
+
+static void test_the_facts_for_a_canary_count_who_could_serve_it(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    struct canary_facts facts;
+    char model[LABEL_MAX];
+    router_canary_facts(&bed->core, 7, &facts, model);
+    assert_int_equal(facts.decodes, 1);
+    assert_true(facts.has_prefill);
+    assert_string_equal(model, "m");
+    struct message beat = {.kind = MESSAGE_BEAT};
+    beat.u.beat.progress = 12;
+    beat.u.beat.is_draining = true;
+    bed_send(bed, &beat, PREFILL);
+    router_canary_facts(&bed->core, 8, &facts, model);
+    assert_false(facts.has_prefill);
+    beat.u.beat.is_draining = false;
+    bed_send(bed, &beat, DECODE);
+    router_canary_facts(&bed->core, 8, &facts, model);
+    assert_int_equal(facts.fleet_progress, 12);
+    bed_stream_ends(bed, DECODE);
+    router_canary_facts(&bed->core, 8, &facts, model);
+    assert_int_equal(facts.decodes, 0);
+    assert_string_equal(model, "");
+    bed_destroy(bed);
+}
+
+static void test_a_range_of_words_that_is_not_given_back_is_seen(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(STREAMING);
+    bed->core.words.drops_next_free = true;
+    assert_int_equal(bed->core.words.taken, bed->core.words_held);
+    struct event gone = {.kind = EVENT_CLIENT_GONE};
+    gone.u.client_gone.call.v = CALL;
+    gone.u.client_gone.cause = CAUSE_CLIENT_GONE;
+    router_core_step(&bed->core, &gone, (struct instant){bed->now}, &bed->out);
+    struct event answered = {.kind = EVENT_ANSWERED};
+    answered.u.answered.request = bed->request;
+    router_core_step(&bed->core, &answered, (struct instant){bed->now}, &bed->out);
+    assert_int_equal(bed->core.words.taken, bed->core.words_held + 1);
+    bed_destroy(bed);
+}
+
 static void test_drain_refuses_new_requests_and_exits_after_the_last(void **state) {
     (void)state;
     struct bed *bed = bed_in(STREAMING);
@@ -827,6 +1003,13 @@ int main(void) {
         cmocka_unit_test(test_equal_workers_take_turns_on_a_quiet_cluster),
         cmocka_unit_test(test_a_pair_that_could_not_talk_is_avoided_while_there_is_another),
         cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
+        cmocka_unit_test(test_a_canary_takes_the_legs_it_is_told_and_is_in_no_clients_numbers),
+        cmocka_unit_test(test_a_canary_is_given_up_where_others_would_wait),
+        cmocka_unit_test(test_a_canary_is_not_tried_again),
+        cmocka_unit_test(test_a_canary_is_no_clients_to_abort_and_ends_with_a_drain),
+        cmocka_unit_test(test_canaries_do_not_take_the_turns_of_clients),
+        cmocka_unit_test(test_the_facts_for_a_canary_count_who_could_serve_it),
+        cmocka_unit_test(test_a_range_of_words_that_is_not_given_back_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
