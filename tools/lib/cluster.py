@@ -101,16 +101,19 @@ class Member:
         self.argv = record["argv"]
         self.log = record["log"]
         self.ports = record["ports"]  # name -> number
+        self.host = record.get("host", HOST)
+        self.enter = record.get("enter", [])  # words before its command line that take it to where it runs
         self.pid = record.get("pid", 0)
         self.start = record.get("start")
         self.process = None  # Popen, where we are its parent
         self.code = None
 
     def record(self):
-        return {name: getattr(self, name) for name in ("role", "id", "argv", "log", "ports", "pid", "start")}
+        return {name: getattr(self, name) for name in ("role", "id", "argv", "log", "ports", "host", "enter", "pid",
+                                                         "start")}
 
     def address(self, port):
-        return f"{HOST}:{self.ports[port]}" if port in self.ports else None
+        return f"{self.host}:{self.ports[port]}" if port in self.ports else None
 
     def alive(self):
         if self.process is not None and self.code is None:
@@ -283,7 +286,8 @@ class Cluster:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
         environment[MARK] = self.state
         # The tests: nothing outlives the program that started it, however that ends.
-        argv = ["setpriv", "--pdeathsig", "KILL", "--"] + member.argv if self.dies_with_us else member.argv
+        argv = member.enter + member.argv
+        argv = ["setpriv", "--pdeathsig", "KILL", "--"] + argv if self.dies_with_us else argv
         with open(member.log, "ab") as log:
             try:
                 member.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -299,8 +303,14 @@ class Cluster:
         self.save()
         return member
 
-    def _member(self, role, id, argv, ports):
-        return Member({"role": role, "id": id, "argv": argv, "ports": ports,
+    def place(self, id):
+        """(address, words before the command line) of a member that is about to be made: another network namespace, say."""
+        del id
+        return HOST, []
+
+    def _member(self, role, id, argv, ports, place):
+        host, enter = place
+        return Member({"role": role, "id": id, "argv": argv, "ports": ports, "host": host, "enter": enter,
                        "log": os.path.join(self.state, "logs", id + ".log")})
 
     def start_etcd(self):
@@ -308,12 +318,14 @@ class Cluster:
         if path is None:
             raise Problem("there is no etcd on PATH: 'tools/setup --only run' installs it, or name one with --etcd URL")
         ports = {"client": free_port(), "peer": free_port()}
-        client, peer = (f"http://{HOST}:{ports[name]}" for name in ("client", "peer"))
+        place = self.place("etcd")
+        client, peer = (f"http://{place[0]}:{ports[name]}" for name in ("client", "peer"))
         # Nothing here must survive a power cut: without fsync a slow disk does not slow the cluster.
         return self.launch(self._member("etcd", "etcd", [
             path, "--name", "etcd", "--data-dir", os.path.join(self.state, "etcd"), "--logger", "zap",
             "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"etcd={peer}", "--unsafe-no-fsync"], ports))
+            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"etcd={peer}", "--unsafe-no-fsync"], ports,
+            place))
 
     def start_program(self, role, id=None, ports=None, arguments=(), model=None):
         """Starts a router or a worker on free ports (or on `ports`) and does not wait for it."""
@@ -324,12 +336,13 @@ class Cluster:
                 ports[name] = free_port()
         argv = [self.program(role), "--etcd", self.etcd_url() or "http://127.0.0.1:2379", "--cluster", self.name,
                 "--id", id]
+        place = self.place(id)
         for name, port in ports.items():
-            argv += [f"--{name}", str(port) if name == "kv" else f"{HOST}:{port}"]
+            argv += [f"--{name}", str(port) if name == "kv" else f"{place[0]}:{port}"]
         if role != "router":
             argv += ["--model", model or self.model]
         argv += self.arguments.get(role, []) + list(arguments)
-        return self.launch(self._member(role, id, argv, ports))
+        return self.launch(self._member(role, id, argv, ports, place))
 
     def restart(self, member):
         """Starts a member that is gone again: same id, same addresses, same arguments."""
@@ -350,7 +363,8 @@ class Cluster:
                 is_alive = member.alive()
                 is_ready, why = member.ready()
                 if is_ready:
-                    where = ", ".join(f"{name} {HOST}:{port}" for name, port in member.ports.items() if name != "peer")
+                    where = ", ".join(f"{name} {member.host}:{port}" for name, port in member.ports.items()
+                                      if name != "peer")
                     self.say(f"{member} is ready ({where})")
                     del waiting[member]
                     continue
@@ -532,7 +546,7 @@ def command_status(options, say):
         is_ready, why = member.ready() if is_alive else (False, "gone")
         rows.append({"role": member.role, "id": member.id, "pid": member.pid, "alive": is_alive, "ready": is_ready,
                      "why": "" if is_ready else why, "log": member.log,
-                     "addresses": {name: f"{HOST}:{port}" for name, port in member.ports.items()}})
+                     "addresses": {name: member.address(name) for name in member.ports}})
     if options.json:
         print(json.dumps({"state": cluster.state, "model": cluster.model, "etcd": cluster.etcd_url(), "members": rows},
                          indent=1))
