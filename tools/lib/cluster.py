@@ -163,6 +163,10 @@ class Member:
 class Cluster:
     """All programs of one state folder. Not for several threads."""
 
+    # A session for each program: they outlive the terminal. But Linux gives every session a scheduling group of its own
+    # (autogroup), and a busy machine lets a woken thread wait for other groups up to 0.2 s: what measures turns this off.
+    own_sessions = True
+
     def __init__(self, state, build=None, model=None, etcd=None, name="local", arguments=None, say=None,
                  dies_with_us=False):
         self.state = os.path.realpath(state)
@@ -291,7 +295,7 @@ class Cluster:
         with open(member.log, "ab") as log:
             try:
                 member.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                  env=environment, start_new_session=True)
+                                                  env=environment, start_new_session=self.own_sessions)
             except FileNotFoundError as error:
                 raise Problem(f"{error.filename} cannot be started: it is not there; tools/setup installs what is "
                               "missing") from None
