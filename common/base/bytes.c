@@ -44,11 +44,29 @@ void writer_printf(struct writer *writer, const char *format, ...) {
 void text_copy(char *to, size_t cap, const char *from) {
     CHECK(cap > 0);
     size_t len = strlen(from);
-    if (len >= cap) {
+    bool is_cut = len >= cap;
+    if (is_cut) {
         len = cap - 1;
     }
     memcpy(to, from, len);
     to[len] = '\0';
+    if (is_cut) {
+        text_end_whole(to);
+    }
+}
+
+void text_end_whole(char *text) {
+    size_t len = strlen(text);
+    for (size_t back = 1; back <= 3 && back <= len; back++) {
+        uint8_t byte = (uint8_t)text[len - back];
+        if ((byte & 0xc0) != 0x80) { /* where the last character begins */
+            size_t needed = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+            if (needed > back) {
+                text[len - back] = '\0';
+            }
+            return;
+        }
+    }
 }
 
 bool utf8_is_valid(const uint8_t *data, size_t len) {

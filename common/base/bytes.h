@@ -28,8 +28,12 @@ void writer_text(struct writer *writer, const char *text);
 void writer_printf(struct writer *writer, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Copies a NUL-terminated text into a fixed array, truncating; always terminates. */
+/* Copies a NUL-terminated text into a fixed array; always terminates. What does not fit is cut,
+ * never inside a UTF-8 character: a text stays one, or JSON and protobuf readers would refuse it.
+ */
 void text_copy(char *to, size_t cap, const char *from);
+/* Drops the beginning of a UTF-8 character that was cut off at the text's end. */
+void text_end_whole(char *text);
 
 /* True if the bytes are well-formed UTF-8 (no surrogates, no overlong forms, <= U+10FFFF). */
 bool utf8_is_valid(const uint8_t *data, size_t len);

@@ -51,6 +51,24 @@ static void test_writer_printf_never_passes_the_end(void **state) {
     }
 }
 
+static void test_a_cut_text_ends_with_a_whole_character(void **state) {
+    (void)state;
+    static const char *const from = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80z"; /* 1, 2, 3, 4, 1 */
+    static const size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11};
+    for (size_t room = 0; room < sizeof whole / sizeof whole[0]; room++) {
+        char to[16];
+        text_copy(to, room + 1, from);
+        assert_int_equal(strlen(to), whole[room]);
+        assert_memory_equal(to, from, whole[room]);
+    }
+    char stray[] = "\x80\x80\x80\x80"; /* no text: left alone */
+    text_end_whole(stray);
+    assert_int_equal(strlen(stray), 4);
+    char cut[] = "ab\xf0\x9f";
+    text_end_whole(cut);
+    assert_string_equal(cut, "ab");
+}
+
 static void test_text_copy_cuts_and_terminates(void **state) {
     (void)state;
     char to[4];
@@ -206,6 +224,7 @@ int main(void) {
         cmocka_unit_test(test_writer_keeps_what_fits_of_a_long_text),
         cmocka_unit_test(test_writer_printf_never_passes_the_end),
         cmocka_unit_test(test_text_copy_cuts_and_terminates),
+        cmocka_unit_test(test_a_cut_text_ends_with_a_whole_character),
         cmocka_unit_test(test_utf8_of_all_strings_of_one_and_two_bytes),
         cmocka_unit_test(test_utf8_of_every_code_point_and_its_neighbours),
         cmocka_unit_test(test_utf8_table_of_known_cases),
