@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "runtime/clock.h"
 #include "runtime/config.h"
@@ -49,10 +50,12 @@ struct flight {
 static void flight_end(struct flight *flight, enum fetch_end end, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static void flight_end(struct flight *flight, enum fetch_end end, const char *format, ...) {
+    char why[512];
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(flight->fetch->why, sizeof flight->fetch->why, format, arguments);
+    (void)vsnprintf(why, sizeof why, format, arguments);
     va_end(arguments);
+    text_copy(flight->fetch->why, sizeof flight->fetch->why, why);
     flight->fetch->end = end;
     flight->fetch->at = clock_now();
     flight->state = FLIGHT_OVER;
@@ -114,7 +117,7 @@ static void flight_resolved(struct flight *flight) {
     free(flight->lookup);
     flight->lookup = NULL;
     if (error != 0) {
-        flight_end(flight, FETCH_BROKEN, "its host name '%.60s' is not known: %s", flight->host,
+        flight_end(flight, FETCH_BROKEN, "its host name '%s' is not known: %s", flight->host,
                    gai_strerror(error));
         return;
     }
@@ -125,7 +128,7 @@ static void flight_start(struct flight *flight, struct instant deadline) {
     struct config_address address;
     flight->deadline = deadline;
     if (!config_address_parse(flight->fetch->address, &address) || address.port == 0) {
-        flight_end(flight, FETCH_BROKEN, "'%.100s' is not HOST:PORT", flight->fetch->address);
+        flight_end(flight, FETCH_BROKEN, "'%s' is not HOST:PORT", flight->fetch->address);
         return;
     }
     (void)snprintf(flight->host, sizeof flight->host, "%s", address.host);

@@ -321,7 +321,7 @@ const char *waiting_kind_name(enum waiting_kind kind) {
     return "unknown";
 }
 
-void waiting_text(const struct waiting *waiting, char *text, size_t cap) {
+static void waiting_words(const struct waiting *waiting, char *text, size_t cap) {
     char silence[48] = "";
     if (waiting->silence_ms >= 2000) { /* a live session beats each second */
         (void)snprintf(silence, sizeof silence, " (silent for %.1f s)",
@@ -349,6 +349,11 @@ void waiting_text(const struct waiting *waiting, char *text, size_t cap) {
                        waiting->other);
         return;
     }
+}
+
+void waiting_text(const struct waiting *waiting, char *text, size_t cap) {
+    waiting_words(waiting, text, cap);
+    text_end_whole(text);
 }
 
 const char *cause_text(const char *cause) {

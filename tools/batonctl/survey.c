@@ -185,6 +185,7 @@ static void asked_take(struct asked *asked, unsigned what) {
             asked_refused(asked, fetches[i]);
         }
     }
+    text_end_whole(asked->why);
     make_utf8(asked->why);
     bool is_unknown = asked->program->role == ROLE_NONE;
     if ((what & ASK_ENTRIES) != 0 && asked->why[0] == '\0') {
@@ -194,6 +195,7 @@ static void asked_take(struct asked *asked, unsigned what) {
             (void)snprintf(asked->why, sizeof asked->why,
                            "its /debug/entries is no JSON: line %d: %.100s", error.line,
                            error.text);
+            text_end_whole(asked->why);
         } else if (is_unknown) {
             learn_from_document(asked->program, asked->document);
         }
