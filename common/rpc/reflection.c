@@ -13,6 +13,7 @@ enum {
     FILES_MAX = 128,
     SERVICES_MAX = 64,
     NAME_CAP = 256,
+    NAME_SHOWN = 200,      /* bytes of a client's text in a sentence */
     QUEUE_BYTES = 4 << 20, /* a client that asks and does not read is ended there */
     DEPTH_MAX = 32         /* of nested messages */
 };
@@ -225,10 +226,14 @@ static void send_error(struct rpc_reflection *reflection, struct rpc_call_id cal
                        Grpc__Reflection__V1__ServerReflectionResponse *response, enum rpc_code code,
                        const char *format, const char *name) {
     char text[NAME_CAP + 128];
+    size_t shown = strlen(name) < NAME_SHOWN ? strlen(name) : NAME_SHOWN;
+    while (shown > 0 && ((uint8_t)name[shown] & 0xc0) == 0x80) {
+        shown--; /* whole characters only: the reply's texts are UTF-8 */
+    }
     struct writer writer;
     writer_init(&writer, text, sizeof text - 1);
     writer_text(&writer, format);
-    writer_printf(&writer, "%.200s", name);
+    writer_printf(&writer, "%.*s", (int)shown, name);
     text[writer.len] = '\0';
     Grpc__Reflection__V1__ErrorResponse error = GRPC__REFLECTION__V1__ERROR_RESPONSE__INIT;
     error.error_code = (int32_t)code;
@@ -369,6 +374,32 @@ static void info_open(void *ctx, struct rpc_call_id call, const struct rpc_incom
     (void)ctx, (void)call, (void)incoming; /* each message is answered on its own */
 }
 
+/* protobuf-c does not look; what goes back to the client must be text that it can parse. */
+static bool request_is_text(const Grpc__Reflection__V1__ServerReflectionRequest *request) {
+    const char *text = "";
+    switch (request->message_request_case) {
+    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_LIST_SERVICES:
+        text = request->list_services;
+        break;
+    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_BY_FILENAME:
+        text = request->file_by_filename;
+        break;
+    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_CONTAINING_SYMBOL:
+        text = request->file_containing_symbol;
+        break;
+    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_ALL_EXTENSION_NUMBERS_OF_TYPE:
+        text = request->all_extension_numbers_of_type;
+        break;
+    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_CONTAINING_EXTENSION:
+        text = request->file_containing_extension->containing_type;
+        break;
+    case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST__NOT_SET:
+    case _GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST__CASE_IS_INT_SIZE: break;
+    }
+    return utf8_is_valid((const uint8_t *)text, strlen(text)) &&
+           utf8_is_valid((const uint8_t *)request->host, strlen(request->host));
+}
+
 static void info_message(void *ctx, struct rpc_call_id call, const uint8_t *data, size_t len) {
     struct rpc_reflection *reflection = ctx;
     Grpc__Reflection__V1__ServerReflectionRequest *request =
@@ -378,7 +409,12 @@ static void info_message(void *ctx, struct rpc_call_id call, const uint8_t *data
                         "the message is not a ServerReflectionRequest", NULL, 0);
         return;
     }
-    answer(reflection, call, request);
+    if (request_is_text(request)) {
+        answer(reflection, call, request);
+    } else {
+        rpc_call_finish(reflection->rpc, call, RPC_CODE_INVALID_ARGUMENT,
+                        "a text of the ServerReflectionRequest is not UTF-8", NULL, 0);
+    }
     grpc__reflection__v1__server_reflection_request__free_unpacked(request, NULL);
 }
 
