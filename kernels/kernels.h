@@ -4,8 +4,9 @@
  * range, batch, tile or thread it is computed in. So matrix products run over k from 0 upwards in
  * one chain for each element, and attention is cut into blocks of KERNELS_ATTENTION_BLOCK tokens at
  * absolute positions, merged in order. Ranges (panels, heads, rows) let threads share one call.
- * The two CPU backends, "c" (the oracle) and "avx2", take the same packed weights. All entries are
- * present in every CPU table. Nothing here allocates, blocks or fails. */
+ * The CPU backends, "c" (the oracle), "avx2" and "avx512", take the same packed weights, and the
+ * last two give the same bits. All entries are present in every CPU table. Nothing here allocates,
+ * blocks or fails. */
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
 
@@ -71,6 +72,7 @@ struct kernels_attention {
 
 struct kernels {
     const char *name;
+    const char *numerics; /* backends that share it give the same bits */
 
     /* Computes the outputs of panels [panel_first, panel_end) in all rows. */
     void (*gemm)(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end);
@@ -102,8 +104,8 @@ struct kernels {
                       uint32_t kv_head_end);
 };
 
-/* "c", "avx2", or NULL for the best this CPU can run. NULL if unknown or not supported by the CPU.
- * The tables are static: the pointer lives for ever. Any thread. */
+/* "c", "avx2", "avx512", or NULL for the best this CPU can run. NULL if unknown or not supported by
+ * the CPU. The tables are static: the pointer lives for ever. Any thread. */
 const struct kernels *kernels_select(const char *name);
 
 /* Bytes of packed data for a matrix; dtype F32 or BF16. */

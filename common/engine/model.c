@@ -383,8 +383,8 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
     name_take(directory, info->name, sizeof(info->name));
     text_copy(info->architecture, sizeof(info->architecture), config->architecture);
     const char *dtype = source == KERNELS_F32 ? "f32" : source == KERNELS_F16 ? "f16" : "bf16";
-    (void)snprintf(info->numerics, sizeof(info->numerics), "%s/%s/%u", dtype, model->kernels->name,
-                   KERNELS_VERSION);
+    (void)snprintf(info->numerics, sizeof(info->numerics), "%s/%s/%u", dtype,
+                   model->kernels->numerics, KERNELS_VERSION);
     info->vocab_count = config->vocab;
     info->context_tokens = config->context_tokens;
     info->layer_count = config->layers;

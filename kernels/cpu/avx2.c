@@ -466,6 +466,7 @@ static void avx2_attention(const struct kernels_attention *a, uint32_t kv_head_f
 
 const struct kernels kernels_avx2 = {
     .name = "avx2",
+    .numerics = "avx2",
     .gemm = avx2_gemm,
     .rms_norm = avx2_rms_norm,
     .rotary = avx2_rotary,

@@ -198,6 +198,7 @@ static void plain_attention(const struct kernels_attention *a, uint32_t kv_head_
 
 const struct kernels kernels_c = {
     .name = "c",
+    .numerics = "c",
     .gemm = plain_gemm,
     .rms_norm = plain_rms_norm,
     .rotary = plain_rotary,

@@ -9,10 +9,17 @@
 static bool cpu_has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
+static bool cpu_has_avx512(void) {
+    return cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
 #endif
 
 const struct kernels *kernels_select(const char *name) {
 #if defined(__x86_64__)
+    if ((name == NULL || strcmp(name, "avx512") == 0) && cpu_has_avx512()) {
+        return &kernels_avx512;
+    }
     if ((name == NULL || strcmp(name, "avx2") == 0) && cpu_has_avx2()) {
         return &kernels_avx2;
     }

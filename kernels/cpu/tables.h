@@ -7,5 +7,7 @@
 extern const struct kernels kernels_c;
 /* Runs only on a CPU with AVX2 and FMA. */
 extern const struct kernels kernels_avx2;
+/* Runs only on a CPU that also has AVX-512 F, DQ and VL. */
+extern const struct kernels kernels_avx512;
 
 #endif

@@ -1,11 +1,12 @@
 /* How near the engine comes to this machine's own limits, both measured in the same run:
  *
- *     engine_bench MODEL_DIRECTORY [THREADS]
+ *     engine_bench MODEL_DIRECTORY [THREADS [BACKEND]]
  *
- * Limits: reading a large array (bytes/s), and independent AVX2 multiply-adds (FLOP/s). Engine:
- * decode steps of 1, 4 and 16 rows, and one prefill of 512 tokens. Each is the best of a few
- * repetitions; a few seconds in all. Other processes on the machine spoil the numbers: the share of
- * processor time that went elsewhere is printed. */
+ * BACKEND is a name of kernels_select; without one, the best. Limits: reading a large array
+ * (bytes/s), and independent multiply-adds of the widest kind that the processor has (FLOP/s).
+ * Engine: decode steps of 1, 4 and 16 rows, and one prefill of 512 tokens. Each is the best of a
+ * few repetitions; a few seconds in all. Other processes on the machine spoil the numbers: the
+ * share of processor time that went elsewhere is printed. */
 #include "base/check.h"
 #include "engine/engine.h"
 #include "engine/team.h"
@@ -105,6 +106,31 @@ __attribute__((target("avx2,fma"))) static void fma_part(void *context, uint32_t
 }
 #endif
 
+#if defined(__x86_64__)
+/* The same with sixteen lanes. */
+__attribute__((target("avx512f"))) static void wide_fma_part(void *context, uint32_t part,
+                                                             uint32_t worker) {
+    (void)part;
+    struct limits *limits = context;
+    __m512 chains[12];
+    __m512 by = _mm512_set1_ps(0.999f);
+    for (int i = 0; i < 12; i++) {
+        chains[i] = _mm512_set1_ps((float)i);
+    }
+    for (uint32_t n = 0; n < FMA_ROUNDS; n++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) {
+            chains[i] = _mm512_fmadd_ps(chains[i], by, by);
+        }
+    }
+    float lanes[16];
+    for (int i = 0; i < 12; i++) {
+        _mm512_storeu_ps(lanes, chains[i]);
+        limits->sink[worker] += (double)lanes[0];
+    }
+}
+#endif
+
 static double measure_read(struct team *team) {
     size_t bytes = (size_t)512 << 20;
     uint64_t *data = aligned_alloc((size_t)2 << 20, bytes);
@@ -128,12 +154,13 @@ static double measure_fma(struct team *team) {
 #if defined(__x86_64__)
     struct limits limits = {0};
     double best = 0;
+    bool is_wide = kernels_select("avx512") != NULL;
     for (int i = 0; i < REPEATS && kernels_select("avx2") != NULL; i++) {
         struct instant start = clock_now();
-        team_run(team, team_threads(team), fma_part, &limits);
+        team_run(team, team_threads(team), is_wide ? wide_fma_part : fma_part, &limits);
         best = best_seconds(best, span_to_seconds(instant_since(clock_now(), start)));
     }
-    return best == 0 ? 0 : 2.0 * 8 * 12 * FMA_ROUNDS * team_threads(team) / best;
+    return best == 0 ? 0 : 2.0 * (is_wide ? 16 : 8) * 12 * FMA_ROUNDS * team_threads(team) / best;
 #else
     (void)team;
     return 0;
@@ -228,12 +255,13 @@ static double machine_seconds(void) {
     return (double)(user + nice + system) / 100.0;
 }
 
-static void run(struct bench *bench, const char *directory, uint32_t threads) {
+static void run(struct bench *bench, const char *directory, uint32_t threads,
+                const struct kernels *kernels) {
     char text[512];
     struct writer error;
     struct model *model = NULL;
     writer_init(&error, text, sizeof(text));
-    if (model_create(directory, kernels_select(NULL), &error, &model) != STATUS_OK) {
+    if (model_create(directory, kernels, &error, &model) != STATUS_OK) {
         (void)fprintf(stderr, "engine_bench: %.*s\n", (int)error.len, text);
         exit(1);
     }
@@ -259,9 +287,10 @@ static void run(struct bench *bench, const char *directory, uint32_t threads) {
     double own = (double)clock() / CLOCKS_PER_SEC;
     double read = measure_read(team);
     double fma = measure_fma(team);
-    printf("%s, %.1f M parameters, %s, %u threads\n", bench->info->name,
-           (double)bench->info->parameter_count / 1e6, bench->info->numerics, threads);
-    printf("limits: read %.1f GB/s, AVX2 multiply-add %.1f GFLOP/s\n", read / 1e9, fma / 1e9);
+    printf("%s, %.1f M parameters, %s by %s, %u threads\n", bench->info->name,
+           (double)bench->info->parameter_count / 1e6, bench->info->numerics, kernels->name,
+           threads);
+    printf("limits: read %.1f GB/s, multiply-add %.1f GFLOP/s\n", read / 1e9, fma / 1e9);
     /* What a step of one row reads: all weights, less the embedding where the head has its own. */
     double vocab = (double)bench->info->vocab_count * bench->info->hidden;
     double used = (double)bench->info->parameter_count - (bench->info->is_tied ? 0 : vocab);
@@ -289,18 +318,24 @@ static void run(struct bench *bench, const char *directory, uint32_t threads) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2 || argc > 3 || argv[1][0] == '-') {
-        (void)fprintf(stderr, "usage: engine_bench MODEL_DIRECTORY [THREADS]\n");
+    if (argc < 2 || argc > 4 || argv[1][0] == '-') {
+        (void)fprintf(stderr, "usage: engine_bench MODEL_DIRECTORY [THREADS [BACKEND]]\n");
         return 2;
     }
-    unsigned long threads = argc == 3 ? strtoul(argv[2], NULL, 10) : 1;
+    unsigned long threads = argc >= 3 ? strtoul(argv[2], NULL, 10) : 1;
     if (threads < 1 || threads > ENGINE_THREADS_MAX) {
         (void)fprintf(stderr, "engine_bench: THREADS must be from 1 to %u\n", ENGINE_THREADS_MAX);
+        return 2;
+    }
+    const struct kernels *kernels = kernels_select(argc == 4 ? argv[3] : NULL);
+    if (kernels == NULL) {
+        (void)fprintf(stderr, "engine_bench: BACKEND %s is unknown, or not for this processor\n",
+                      argv[3]);
         return 2;
     }
     struct bench bench = {0};
     CHECK(pthread_mutex_init(&bench.lock, NULL) == 0);
     CHECK(pthread_cond_init(&bench.changed, NULL) == 0);
-    run(&bench, argv[1], (uint32_t)threads);
+    run(&bench, argv[1], (uint32_t)threads, kernels);
     return 0;
 }

@@ -18,7 +18,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-static const char *const backends[] = {"c", "avx2"};
+static const char *const backends[] = {"c", "avx2", "avx512"};
+#define BACKENDS (sizeof(backends) / sizeof(backends[0]))
 
 /* ---- golden answers ---- */
 
@@ -145,7 +146,7 @@ static void test_a_real_model_writes_the_reference_stories(void **state) {
     json_t *file = golden_file("stories260k.json");
     json_t *entries = json_is_array(file) ? file : json_object_get(file, "cases");
     assert_true(json_array_size(entries) >= 5);
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < BACKENDS; i++) {
         struct model *model = driver_model("models/stories260k", backends[i]);
         if (model != NULL) {
             /* Logits reach 20; float32 through five layers leaves an error near 1e-5. */
@@ -159,7 +160,7 @@ static void test_a_real_model_writes_the_reference_stories(void **state) {
 static void test_tiny_models_answer_as_the_float64_reference(void **state) {
     (void)state;
     json_t *file = golden_file("engine/engine.json");
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < BACKENDS; i++) {
         struct model *model = driver_model("golden/engine/untied_f32", backends[i]);
         if (model != NULL) {
             check_golden(model, json_object_get(file, "untied_f32"), 1e-4);
@@ -364,12 +365,14 @@ static void check_invariance(const char *path, const char *backend) {
 static void test_f32_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
     (void)state;
     check_invariance("models/stories260k", "avx2");
+    check_invariance("models/stories260k", "avx512");
     check_invariance("golden/engine/untied_f32", "c");
 }
 
 static void test_bf16_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
     (void)state;
     check_invariance("golden/engine/gqa_bf16", "avx2");
+    check_invariance("golden/engine/gqa_bf16", "avx512");
     check_invariance("golden/engine/gqa_bf16", "c");
 }
 

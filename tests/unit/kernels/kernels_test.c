@@ -18,7 +18,7 @@
 
 #define UNIT 0x1p-24 /* half a unit in the last place of 1.0f */
 
-static const char *const backend_names[] = {"c", "avx2"};
+static const char *const backend_names[] = {"c", "avx2", "avx512"};
 
 /* NULL where this CPU lacks the instructions. */
 static const struct kernels *backend(size_t i) {
@@ -576,15 +576,106 @@ static void test_attention_over_a_poisoned_row_is_nan(void **state) {
     }
 }
 
+/* One operation by both backends; the results must be the same bytes. */
+static void check_same_product(const struct kernels *one, const struct kernels *other,
+                               struct prng *prng, enum kernels_dtype dtype, uint32_t rows,
+                               uint32_t cols, uint32_t count) {
+    struct matrix m = matrix_make(prng, dtype, rows, cols);
+    size_t stride = (size_t)kernels_panels(rows) * KERNELS_PANEL;
+    float *x = draw_many(prng, (size_t)count * cols);
+    float *y[2] = {take(count * stride * 4), take(count * stride * 4)};
+    for (int i = 0; i < 2; i++) {
+        struct kernels_gemm gemm = {.weights = &m.packed,
+                                    .x = x,
+                                    .x_stride = cols,
+                                    .y = y[i],
+                                    .y_stride = stride,
+                                    .count = count};
+        (i == 0 ? one : other)->gemm(&gemm, 0, kernels_panels(rows));
+    }
+    assert_memory_equal(y[0], y[1], count * stride * 4);
+    free(y[0]);
+    free(y[1]);
+    free(x);
+    matrix_free(&m);
+}
+
+static void check_same_rows(const struct kernels *one, const struct kernels *other,
+                            struct prng *prng, uint32_t width) {
+    float *x = draw_many(prng, width);
+    float *up = draw_many(prng, width);
+    for (uint32_t i = 0; i < width; i++) { /* also far out, zero, infinite and not a number */
+        static const float odd[] = {0.0f, -0.0f, 90.0f, -90.0f, INFINITY, -INFINITY, NAN, 1e-40f};
+        x[i] = i % 3 == 1 ? odd[i / 3 % 8] : x[i] * 20;
+    }
+    float *out[2] = {take(width * 4 + 4), take(width * 4 + 4)};
+    for (int i = 0; i < 2; i++) {
+        (i == 0 ? one : other)->silu_mul(out[i], x, up, width);
+        (i == 0 ? one : other)->add(out[i], up, width);
+        (i == 0 ? one : other)->rms_norm(out[i], out[i], up, width, 1e-5f);
+        assert_true(out[i][width] == 0.0f); /* nothing behind the end */
+    }
+    assert_memory_equal(out[0], out[1], width * 4);
+    free(out[0]);
+    free(out[1]);
+    free(x);
+    free(up);
+}
+
+static void check_same_attention(const struct kernels *one, const struct kernels *other,
+                                 struct prng *prng, enum kernels_dtype dtype, uint32_t length,
+                                 uint32_t heads, uint32_t kv_heads, uint32_t dim) {
+    float *q = draw_many(prng, (size_t)heads * dim);
+    float *out[2] = {take((size_t)heads * dim * 4), take((size_t)heads * dim * 4)};
+    struct paged p = paged_make(7, q, out[0], length, 16, heads, kv_heads, dim, dtype, prng);
+    one->attention(&p.args, 0, kv_heads);
+    p.args.out = out[1];
+    other->attention(&p.args, 0, kv_heads);
+    assert_memory_equal(out[0], out[1], (size_t)heads * dim * 4);
+    paged_free(&p);
+    free(out[0]);
+    free(out[1]);
+    free(q);
+}
+
+static void test_backends_of_one_numerics_give_the_same_bits(void **state) {
+    (void)state;
+    struct prng prng = {21};
+    for (size_t b = 1; b < BACKENDS * BACKENDS; b++) {
+        const struct kernels *one = backend(b / BACKENDS);
+        const struct kernels *other = backend(b % BACKENDS);
+        if (b / BACKENDS >= b % BACKENDS || one == NULL || other == NULL ||
+            strcmp(one->numerics, other->numerics) != 0) {
+            continue;
+        }
+        for (size_t d = 0; d < 2; d++) {
+            for (uint32_t count = 1; count <= 40; count++) {
+                check_same_product(one, other, &prng, weight_dtypes[d], 1 + prng_below(&prng, 230),
+                                   1 + prng_below(&prng, 700), count);
+            }
+            for (uint32_t i = 0; i < 60; i++) {
+                static const uint32_t dims[] = {2, 8, 12, 32, 36, 64, 80, 96, 128, 256};
+                uint32_t kv_heads = 1 + prng_below(&prng, 3);
+                check_same_attention(
+                    one, other, &prng, weight_dtypes[d], 1 + prng_below(&prng, 300),
+                    kv_heads * (1 + prng_below(&prng, 20)), kv_heads, dims[i % 10]);
+            }
+        }
+        for (uint32_t width = 1; width < 100; width++) {
+            check_same_rows(one, other, &prng, width);
+        }
+    }
+}
+
 static void test_a_backend_is_chosen_by_name_and_an_unknown_one_is_refused(void **state) {
     (void)state;
     assert_string_equal(kernels_select("c")->name, "c");
     assert_null(kernels_select("avx1024"));
     assert_null(kernels_select(""));
     assert_non_null(kernels_select(NULL));
-    if (kernels_select("avx2") != NULL) {
-        assert_ptr_equal(kernels_select(NULL), kernels_select("avx2"));
-    }
+    const struct kernels *best = kernels_select("avx512");
+    best = best != NULL ? best : kernels_select("avx2");
+    assert_ptr_equal(kernels_select(NULL), best != NULL ? best : kernels_select("c"));
 }
 
 int main(void) {
@@ -598,6 +689,7 @@ int main(void) {
         cmocka_unit_test(test_attention_of_any_shape_matches_double_softmax_and_reads_no_other_row),
         cmocka_unit_test(test_attention_has_the_same_bits_behind_every_page_map_and_head_range),
         cmocka_unit_test(test_attention_over_a_poisoned_row_is_nan),
+        cmocka_unit_test(test_backends_of_one_numerics_give_the_same_bits),
         cmocka_unit_test(test_a_backend_is_chosen_by_name_and_an_unknown_one_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,255 @@
+/* AVX-512: the AVX2 backend's results, bit for bit, with registers twice as wide. A product's
+ * element is one chain over k whatever the register; where lanes are added up (norms, dot products,
+ * softmax) the order is that of eight lanes, so two tokens share a register instead of one token
+ * taking it whole. Machines of both kinds may therefore serve one model together. */
+#include "kernels/cpu/tables.h"
+
+#include "kernels/cpu/convert.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include <immintrin.h>
+
+#define INLINE         static inline __attribute__((always_inline))
+#define TILE_ROWS      12u
+#define TILE_COLS      192u /* two panels' slice (24 KiB in F32) stays in the first-level cache */
+#define PREFETCH_BYTES 4096
+
+/* ---- matrix product ---- */
+
+/* A BF16 panel's column is 16 halves in the order 0, 8, 1, 9, ...: its lanes, where value j lies,
+ * and the way back. */
+INLINE __m512 bf16_to_order(__m512 lanes) {
+    return _mm512_permutexvar_ps(
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15), lanes);
+}
+INLINE __m512 bf16_from_order(__m512 values) {
+    return _mm512_permutexvar_ps(
+        _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15), values);
+}
+
+/* `rows` rows times `panels` neighbouring panels, columns [first, first + count): one chain per
+ * element. All of rows, panels and is_bf16 are constants after inlining. */
+INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, uint32_t first,
+                 uint32_t count, const uint32_t rows, const uint32_t panels, const bool is_bf16) {
+    __m512 sum[TILE_ROWS][8];
+    size_t cols = gemm->weights->cols;
+    size_t size = is_bf16 ? 2 : 4;
+    const unsigned char *w = (const unsigned char *)gemm->weights->data +
+                             ((size_t)panel * cols + first) * KERNELS_PANEL * size;
+    size_t w_stride = cols * KERNELS_PANEL * size;
+    const float *x[TILE_ROWS];
+    float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
+#pragma GCC unroll 12
+    for (uint32_t i = 0; i < rows; i++) {
+        x[i] = gemm->x + (row + i) * gemm->x_stride + first;
+        __asm__("" : "+r"(x[i])); /* as in avx2.c: no address arithmetic between the products */
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            if (first == 0) {
+                sum[i][p] = _mm512_setzero_ps();
+            } else {
+                __m512 old = _mm512_loadu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL);
+                sum[i][p] = is_bf16 ? bf16_from_order(old) : old;
+            }
+        }
+    }
+#pragma GCC unroll 2
+    for (size_t k = 0; k < count; k++) {
+        __m512 weight[8];
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            const unsigned char *at = w + p * w_stride + k * KERNELS_PANEL * size;
+            if (!is_bf16 || k % 2 == 0) {
+                _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
+            }
+            if (is_bf16) {
+                __m256i halves = _mm256_load_si256((const __m256i *)(const void *)at);
+                weight[p] =
+                    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+            } else {
+                weight[p] = _mm512_load_ps((const float *)(const void *)at);
+            }
+        }
+#pragma GCC unroll 12
+        for (uint32_t i = 0; i < rows; i++) {
+            __m512 value = _mm512_set1_ps(x[i][k]);
+#pragma GCC unroll 8
+            for (uint32_t p = 0; p < panels; p++) {
+                sum[i][p] = _mm512_fmadd_ps(weight[p], value, sum[i][p]);
+            }
+        }
+    }
+#pragma GCC unroll 12
+    for (uint32_t i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            _mm512_storeu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL,
+                             is_bf16 ? bf16_to_order(sum[i][p]) : sum[i][p]);
+        }
+    }
+}
+
+/* One or two panels of at most TILE_ROWS rows. */
+INLINE void tile_rows(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
+                      uint32_t first, uint32_t count, const uint32_t panels, const bool is_bf16) {
+    switch (rows) {
+    case 1: tile(gemm, row, panel, first, count, 1, panels, is_bf16); break;
+    case 2: tile(gemm, row, panel, first, count, 2, panels, is_bf16); break;
+    case 3: tile(gemm, row, panel, first, count, 3, panels, is_bf16); break;
+    case 4: tile(gemm, row, panel, first, count, 4, panels, is_bf16); break;
+    case 5: tile(gemm, row, panel, first, count, 5, panels, is_bf16); break;
+    case 6: tile(gemm, row, panel, first, count, 6, panels, is_bf16); break;
+    case 7: tile(gemm, row, panel, first, count, 7, panels, is_bf16); break;
+    case 8: tile(gemm, row, panel, first, count, 8, panels, is_bf16); break;
+    case 9: tile(gemm, row, panel, first, count, 9, panels, is_bf16); break;
+    case 10: tile(gemm, row, panel, first, count, 10, panels, is_bf16); break;
+    case 11: tile(gemm, row, panel, first, count, 11, panels, is_bf16); break;
+    case 12: tile(gemm, row, panel, first, count, 12, panels, is_bf16); break;
+    default: break; /* a tile has at most TILE_ROWS rows */
+    }
+}
+
+/* Few rows: several panels side by side, so that enough chains hide the multiplier's latency. */
+INLINE uint32_t gemm_few(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end,
+                         const bool is_bf16) {
+    uint32_t cols = gemm->weights->cols;
+    for (; gemm->count == 1 && panel + 8 <= panel_end; panel += 8) {
+        tile(gemm, 0, panel, 0, cols, 1, 8, is_bf16);
+    }
+    for (; gemm->count == 1 && panel + 4 <= panel_end; panel += 4) {
+        tile(gemm, 0, panel, 0, cols, 1, 4, is_bf16);
+    }
+    for (; gemm->count == 2 && panel + 4 <= panel_end; panel += 4) {
+        tile(gemm, 0, panel, 0, cols, 2, 4, is_bf16);
+    }
+    for (; gemm->count == 3 && panel + 4 <= panel_end; panel += 4) {
+        tile(gemm, 0, panel, 0, cols, 3, 4, is_bf16);
+    }
+    for (; gemm->count == 4 && panel + 4 <= panel_end; panel += 4) {
+        tile(gemm, 0, panel, 0, cols, 4, 4, is_bf16);
+    }
+    return panel;
+}
+
+/* Panels [panel, panel + panels) of all rows, cut along k so that the weights stay in the cache. */
+INLINE void gemm_strip(const struct kernels_gemm *gemm, uint32_t panel, const uint32_t panels,
+                       const bool is_bf16) {
+    uint32_t cols = gemm->weights->cols;
+    uint32_t tiles = (gemm->count + TILE_ROWS - 1) / TILE_ROWS;
+    uint32_t cols_step = tiles > 1 ? TILE_COLS : cols;
+    for (uint32_t first = 0; first < cols; first += cols_step) {
+        uint32_t count = cols - first < cols_step ? cols - first : cols_step;
+        /* Rows are spread evenly: fourteen are seven and seven, not twelve and a slow pair. */
+        for (uint32_t i = 0; i < tiles; i++) {
+            uint32_t row = (uint32_t)((uint64_t)gemm->count * i / tiles);
+            uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / tiles);
+            tile_rows(gemm, row, row_end - row, panel, first, count, panels, is_bf16);
+        }
+    }
+}
+
+INLINE void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end,
+                        const bool is_bf16) {
+    uint32_t panel = gemm_few(gemm, panel_first, panel_end, is_bf16);
+    for (; panel + 2 <= panel_end; panel += 2) {
+        gemm_strip(gemm, panel, 2, is_bf16);
+    }
+    if (panel < panel_end) {
+        gemm_strip(gemm, panel, 1, is_bf16);
+    }
+}
+
+static void avx512_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end) {
+    if (gemm->weights->dtype == KERNELS_BF16) {
+        gemm_panels(gemm, panel_first, panel_end, true);
+    } else {
+        gemm_panels(gemm, panel_first, panel_end, false);
+    }
+}
+
+/* ---- element by element ---- */
+
+INLINE __mmask16 tail_mask(size_t count) {
+    return count >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << count) - 1);
+}
+
+/* As avx2.c's, lane by lane. */
+INLINE __m512 exp_lanes(__m512 x) {
+    const __m512 lowest = _mm512_set1_ps(-87.0f);
+    __mmask16 is_zero = _mm512_cmp_ps_mask(x, lowest, _CMP_LT_OQ);
+    x = _mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_max_ps(lowest, x));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)),
+                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+    __m512i power =
+        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+    return _mm512_mask_mul_ps(_mm512_setzero_ps(), (__mmask16)~is_zero, p,
+                              _mm512_castsi512_ps(power));
+}
+
+static void avx512_silu_mul(float *out, const float *gate, const float *up, size_t count) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 sign = _mm512_set1_ps(-0.0f);
+    for (size_t i = 0; i < count; i += 16) {
+        __mmask16 mask = tail_mask(count - i);
+        __m512 g = _mm512_maskz_loadu_ps(mask, gate + i);
+        __m512 e = exp_lanes(_mm512_xor_ps(g, sign));
+        __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, e));
+        _mm512_mask_storeu_ps(out + i, mask,
+                              _mm512_mul_ps(silu, _mm512_maskz_loadu_ps(mask, up + i)));
+    }
+}
+
+static void avx512_add(float *out, const float *x, size_t count) {
+    for (size_t i = 0; i < count; i += 16) {
+        __mmask16 mask = tail_mask(count - i);
+        __m512 sum =
+            _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out + i), _mm512_maskz_loadu_ps(mask, x + i));
+        _mm512_mask_storeu_ps(out + i, mask, sum);
+    }
+}
+
+/* ---- what is the same instructions ---- */
+
+static void avx512_rms_norm(float *out, const float *x, const float *weight, uint32_t width,
+                            float epsilon) {
+    kernels_avx2.rms_norm(out, x, weight, width, epsilon);
+}
+static void avx512_rotary(float *x, const float *cosine, const float *sine, uint32_t heads,
+                          uint32_t head_dim) {
+    kernels_avx2.rotary(x, cosine, sine, heads, head_dim);
+}
+static void avx512_widen(float *to, const void *from, enum kernels_dtype dtype, size_t count) {
+    kernels_avx2.widen(to, from, dtype, count);
+}
+static void avx512_store(void *to, enum kernels_dtype dtype, const float *from, size_t count) {
+    kernels_avx2.store(to, dtype, from, count);
+}
+static void avx512_attention(const struct kernels_attention *attention, uint32_t kv_head_first,
+                             uint32_t kv_head_end) {
+    kernels_avx2.attention(attention, kv_head_first, kv_head_end);
+}
+
+const struct kernels kernels_avx512 = {
+    .name = "avx512",
+    .numerics = "avx2", /* bit for bit */
+    .gemm = avx512_gemm,
+    .rms_norm = avx512_rms_norm,
+    .rotary = avx512_rotary,
+    .silu_mul = avx512_silu_mul,
+    .add = avx512_add,
+    .widen = avx512_widen,
+    .store = avx512_store,
+    .attention = avx512_attention,
+};
