@@ -267,8 +267,9 @@ static bool node_greet(struct node *node, struct session *session, const struct 
     if (message->u.hello.protocol != PROTOCOL_VERSION || incarnation.v == 0) {
         return node_refuse(node, session, CAUSE_MISMATCH, message, out);
     }
-    if (session->is_ours ? role != session->role || incarnation.v != session->incarnation.v
-                         : !node_accepts(node, role)) {
+    session->is_other_life = session->is_ours && incarnation.v != session->incarnation.v;
+    if (session->is_other_life ||
+        (session->is_ours ? role != session->role : !node_accepts(node, role))) {
         return node_refuse(node, session, CAUSE_MISMATCH, message, out);
     }
     bool is_pair = (role == ROLE_PREFILL && node->config.role == ROLE_DECODE) ||

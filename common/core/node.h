@@ -61,6 +61,7 @@ struct session {
     bool is_ours;   /* we opened it */
     bool is_stream_ended;
     bool is_hello_sent;
+    bool is_other_life; /* the address answered with another incarnation than the one expected */
     bool is_link_used; /* P: the link has, or had, an endpoint for it */
     bool is_link_closing;
     bool is_link_closed;

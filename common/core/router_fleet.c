@@ -11,8 +11,8 @@ uint64_t fleet_model_hash(const struct router_core *core, const char *model) {
     return siphash128(core->config.secret, name, sizeof name).low;
 }
 
-static bool text_equal(const char *a, const char *b) {
-    for (uint32_t i = 0; i < LABEL_MAX; i++) {
+static bool texts_equal(const char *a, const char *b, uint32_t max) {
+    for (uint32_t i = 0; i < max; i++) {
         if (a[i] != b[i]) {
             return false;
         }
@@ -21,6 +21,10 @@ static bool text_equal(const char *a, const char *b) {
         }
     }
     return true;
+}
+
+static bool text_equal(const char *a, const char *b) {
+    return texts_equal(a, b, LABEL_MAX);
 }
 
 static struct worker *fleet_by_incarnation(struct router_core *core,
@@ -38,8 +42,22 @@ static uint32_t fleet_index(const struct router_core *core, const struct worker 
     return (uint32_t)(worker - core->workers);
 }
 
+/* Whether another life answers at this worker's address. One process has one session with us: a
+ * greeting for the dead one would end that of the living. */
+static bool fleet_is_succeeded(const struct router_core *core, const struct worker *worker) {
+    for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        const struct worker *other = &core->workers[i];
+        if (other != worker && other->is_used && router_worker_is_live(core, other) &&
+            texts_equal(other->info.address, worker->info.address, ADDRESS_MAX)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void fleet_connect(struct router_core *core, struct worker *worker, struct effects *out) {
-    if (worker->session != ROUTER_NONE || effects_room(out) < 64) {
+    if (worker->session != ROUTER_NONE || effects_room(out) < 64 ||
+        fleet_is_succeeded(core, worker)) {
         return;
     }
     struct session *session = node_open(&core->node, worker->info.role, worker->info.incarnation,
@@ -124,7 +142,15 @@ void fleet_session_over(struct router_core *core, struct session *session) {
     }
     const struct core_timers *timers = &core->node.config.timers;
     worker->session = ROUTER_NONE;
-    worker->gone_since = core->node.now;
+    if (session->number != 0) {
+        worker->gone_since =
+            core->node.now; /* it was live: an attempt in vain is no sign of life */
+    }
+    if (session->is_other_life) {
+        /* Its own address says that it is gone: that is better than discovery's word. */
+        worker->is_listed = false;
+        worker->gone_since.ns = core->node.now.ns - timers->forget.ns;
+    }
     worker->reconnect_at = instant_add(core->node.now, worker->reconnect_after);
     worker->reconnect_after.ns *= 2;
     if (worker->reconnect_after.ns > timers->reconnect_max.ns) {

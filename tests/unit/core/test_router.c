@@ -64,7 +64,7 @@ static void bed_worker(struct bed *bed, enum role role, uint64_t incarnation, ui
                                .page_tokens = 4,
                                .model = "m",
                                .id = "w"};
-    text_copy(info.address, ADDRESS_MAX, "w:1");
+    (void)snprintf(info.address, ADDRESS_MAX, "w:%llu", (unsigned long long)incarnation);
     struct event seen = {.kind = EVENT_WORKER_SEEN};
     seen.u.worker_seen.info = &info;
     bed_step(bed, &seen);
@@ -677,6 +677,95 @@ static void test_mass_deletion_in_etcd_stops_nothing_that_has_a_session(void **s
     bed_destroy(bed);
 }
 
+/* The dead life of a worker, and its next one at the same address. */
+static void bed_lists(struct bed *bed, uint64_t incarnation) {
+    struct worker_info info = {.incarnation = {incarnation},
+                               .role = ROLE_DECODE,
+                               .layout = digest,
+                               .vocab = 100,
+                               .context = 64,
+                               .kv_tokens = 256,
+                               .page_tokens = 4,
+                               .model = "m",
+                               .address = "w:1"};
+    struct event seen = {.kind = EVENT_WORKER_SEEN};
+    seen.u.worker_seen.info = &info;
+    bed_step(bed, &seen);
+}
+
+static uint32_t bed_count(const struct effects *out, enum effect_kind kind) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < out->count; i++) {
+        count += out->items[i].kind == kind ? 1 : 0;
+    }
+    return count;
+}
+
+static void test_a_dead_life_at_the_same_address_is_not_greeted_while_the_next_lives(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_lists(bed, 501);
+    assert_int_equal(bed_count(&bed->out, EFFECT_STREAM_OPEN), 1);
+    struct message message;
+    struct event hello = bed_hello(&message, 2, ROLE_DECODE, 501, digest);
+    bed_step(bed, &hello);
+    bed_lists(bed, 500); /* etcd still lists who crashed */
+    assert_int_equal(bed_count(&bed->out, EFFECT_STREAM_OPEN), 0);
+    struct event tick = {.kind = EVENT_TICK};
+    for (uint32_t i = 0; i < 60; i++) {
+        bed->now += TICK_MS * 1000000ll;
+        bed_step(bed, &tick);
+        assert_int_equal(bed_count(&bed->out, EFFECT_STREAM_OPEN), 0);
+    }
+    bed_destroy(bed);
+}
+
+static void test_a_worker_whose_address_answers_with_another_life_is_forgotten(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_lists(bed, 500);
+    struct message message;
+    struct event hello = bed_hello(&message, 2, ROLE_DECODE, 501, digest);
+    bed_step(bed, &hello);
+    bed_stream_ends(bed, 2);
+    struct event tick = {.kind = EVENT_TICK};
+    for (uint32_t i = 0; i < 60; i++) {
+        bed->now += TICK_MS * 1000000ll;
+        bed_step(bed, &tick);
+        assert_int_equal(bed_count(&bed->out, EFFECT_STREAM_OPEN), 0);
+    }
+    uint32_t cursor = 0;
+    assert_null(router_worker(&bed->core, &cursor));
+    bed_destroy(bed);
+}
+
+static void test_an_unlisted_worker_is_forgotten_though_it_is_asked_in_vain(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_lists(bed, 500);
+    struct event lost = {.kind = EVENT_WORKER_LOST};
+    lost.u.worker_lost.incarnation.v = 500;
+    bed_step(bed, &lost);
+    uint64_t stream = 2;
+    struct event tick = {.kind = EVENT_TICK};
+    uint32_t cursor = 0;
+    for (uint32_t i = 0; i < 40000 / TICK_MS; i++) {
+        bed->now += TICK_MS * 1000000ll;
+        bed_step(bed, &tick);
+        if (bed_count(&bed->out, EFFECT_STREAM_OPEN) > 0) {
+            stream += 2;
+        }
+        bed_stream_ends(bed, stream); /* refused at once, each time */
+        cursor = 0;
+        if (router_worker(&bed->core, &cursor) == NULL) {
+            break;
+        }
+    }
+    cursor = 0;
+    assert_null(router_worker(&bed->core, &cursor));
+    bed_destroy(bed);
+}
+
 static void test_a_record_that_changes_a_workers_role_is_not_believed(void **state) {
     (void)state;
     struct bed *bed = bed_create(false);
@@ -784,6 +873,28 @@ static void test_a_pair_that_could_not_talk_is_avoided_while_there_is_another(vo
         }
     }
     bed_destroy(bed);
+}
+
+static void test_a_pair_is_avoided_though_the_decode_worker_is_the_first_to_tell(void **state) {
+    (void)state;
+    static const enum cause causes[] = {CAUSE_STALL, CAUSE_T_OPEN, CAUSE_SESSION_ENDED,
+                                        CAUSE_SESSION_SILENT, CAUSE_BAD_CHUNK};
+    for (uint32_t i = 0; i < sizeof causes / sizeof causes[0]; i++) {
+        struct bed *bed = bed_in(PREFILLING);
+        bed_worker(bed, ROLE_PREFILL, 601, DECODE2);
+        bed->core.workers[bed->core.requests[pool_index(bed->request)].prefill].last_given = 0;
+        bed_end(bed, OUTCOME_FAILED, causes[i]);
+        bed->attempt = bed->core.requests[pool_index(bed->request)].attempt;
+        bed->core.given = 0; /* whose turn it is must not decide */
+        apply_admitted(bed);
+        assert_string_equal(bed->text, "prefill");
+        for (uint32_t j = 0; j < bed->out.count; j++) {
+            if (bed->out.items[j].kind == EFFECT_STREAM_SEND) {
+                assert_int_equal(bed->out.items[j].stream.v, DECODE2);
+            }
+        }
+        bed_destroy(bed);
+    }
 }
 
 /* --- canaries: the router's own requests */
@@ -999,9 +1110,13 @@ int main(void) {
         cmocka_unit_test(test_lengths_are_checked_before_any_worker_is_asked),
         cmocka_unit_test(test_mass_deletion_in_etcd_stops_nothing_that_has_a_session),
         cmocka_unit_test(test_a_record_that_changes_a_workers_role_is_not_believed),
+        cmocka_unit_test(test_a_dead_life_at_the_same_address_is_not_greeted_while_the_next_lives),
+        cmocka_unit_test(test_a_worker_whose_address_answers_with_another_life_is_forgotten),
+        cmocka_unit_test(test_an_unlisted_worker_is_forgotten_though_it_is_asked_in_vain),
         cmocka_unit_test(test_a_busy_decode_worker_is_probed_by_one_request_at_a_time),
         cmocka_unit_test(test_equal_workers_take_turns_on_a_quiet_cluster),
         cmocka_unit_test(test_a_pair_that_could_not_talk_is_avoided_while_there_is_another),
+        cmocka_unit_test(test_a_pair_is_avoided_though_the_decode_worker_is_the_first_to_tell),
         cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
         cmocka_unit_test(test_a_canary_takes_the_legs_it_is_told_and_is_in_no_clients_numbers),
         cmocka_unit_test(test_a_canary_is_given_up_where_others_would_wait),
