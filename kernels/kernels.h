@@ -25,13 +25,20 @@ enum kernels_dtype {
     KERNELS_F32 = 1,
     KERNELS_F16 = 2, /* only as a source of weights_pack and in widen */
     KERNELS_BF16 = 3,
+    KERNELS_I8 = 4, /* weights only: whole numbers in [-127, 127] with a scale for each group */
 };
 
+/* Columns that share a scale, in weights and in the activations that meet them. */
+#define KERNELS_GROUP 64u
+/* A panel's group: scales (F32) of its 16 rows, then 16 quads of columns, each 16 rows times 4
+ * bytes that hold the number plus 128. */
+#define KERNELS_GROUP_BYTES (KERNELS_PANEL * 4 + KERNELS_PANEL * KERNELS_GROUP)
+
 /* A matrix [rows, cols] packed into panels of 16 rows: for each panel, for each column k, 16 values
- * (F32 in order; BF16 as eight pairs (j, j + 8)). The rows of the last panel are padded with zeros.
- */
+ * (F32 in order; BF16 as eight pairs (j, j + 8)). I8: for each panel, its groups in order. The rows
+ * of the last panel are padded with zeros. */
 struct kernels_weights {
-    enum kernels_dtype dtype; /* F32 or BF16 */
+    enum kernels_dtype dtype; /* F32, BF16 or I8 */
     uint32_t rows;
     uint32_t cols;
     void *data; /* kernels_weights_bytes, 64-aligned */
@@ -41,14 +48,29 @@ static inline uint32_t kernels_panels(uint32_t rows) {
     return (rows + KERNELS_PANEL - 1) / KERNELS_PANEL;
 }
 
-/* y = x * weights^T for `count` rows of x. */
+static inline uint32_t kernels_groups(uint32_t cols) {
+    return (cols + KERNELS_GROUP - 1) / KERNELS_GROUP;
+}
+
+/* Rows of activations as I8 weights take them: of each group, the numbers, what one of them stands
+ * for, and -128 times their sum (which undoes the 128 that is added to each weight). */
+struct kernels_quants {
+    int8_t *numbers;  /* [count, groups * KERNELS_GROUP], 64-aligned; zeros behind cols */
+    float *scales;    /* [count, groups] */
+    int32_t *offsets; /* [count, groups] */
+};
+
+/* y = x * weights^T for `count` rows of x. With I8 weights, of each group the sum of the products
+ * is exact and so independent of any order; groups are added upwards in one chain of
+ * y = fma(sum, weight scale * x scale, y). */
 struct kernels_gemm {
     const struct kernels_weights *weights;
-    const float *x; /* [count, cols], rows x_stride apart */
+    const float *x; /* [count, cols], rows x_stride apart; not read with I8 weights */
     size_t x_stride;
     float *y; /* [count, panels * 16], rows y_stride apart; the padding is written (zeros) */
     size_t y_stride;
-    uint32_t count; /* any, also 0 */
+    uint32_t count;               /* any, also 0 */
+    struct kernels_quants quants; /* only read, and only with I8 weights */
 };
 
 /* One token's attention over the paged KV rows [0, length). */
@@ -76,6 +98,11 @@ struct kernels {
 
     /* Computes the outputs of panels [panel_first, panel_end) in all rows. */
     void (*gemm)(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end);
+
+    /* Writes row `row` of `to` from x[cols]. A group's scale is its largest magnitude / 127;
+     * numbers are rounded to nearest, ties to even. A group with a value that is not finite gets
+     * the scale NaN. All backends give the same bits. */
+    void (*quantize)(const struct kernels_quants *to, uint32_t row, const float *x, uint32_t cols);
 
     /* out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i] for one row; out may be x. width >= 1.
      */
@@ -108,17 +135,19 @@ struct kernels {
  * the CPU. The tables are static: the pointer lives for ever. Any thread. */
 const struct kernels *kernels_select(const char *name);
 
-/* Bytes of packed data for a matrix; dtype F32 or BF16. */
+/* Bytes of packed data for a matrix; dtype F32, BF16 or I8. */
 uint64_t kernels_weights_bytes(enum kernels_dtype dtype, uint32_t rows, uint32_t cols);
 /* Packs source rows [row_count, cols] of source_dtype as rows [row_first, row_first + row_count) of
  * `weights` (data zeroed before the first call). The source may be unaligned. BF16 weights take
- * BF16 sources only; F32 weights take all. */
+ * BF16 sources only; F32 and I8 weights take all. I8 rounds: a group's scale is its largest
+ * magnitude / 127. */
 void kernels_weights_pack(struct kernels_weights *weights, uint32_t row_first, const void *source,
                           enum kernels_dtype source_dtype, uint32_t row_count);
 
-/* Reads one row back, exactly: to[cols]. row < weights->rows. */
+/* Reads one row back, as it counts in products: to[cols]. row < weights->rows. */
 void kernels_weights_row(const struct kernels_weights *weights, uint32_t row, float *to);
 
+/* Bytes of one value of a type that has a size: not I8. */
 static inline uint32_t kernels_dtype_bytes(enum kernels_dtype dtype) {
     return dtype == KERNELS_F32 ? 4u : 2u;
 }

@@ -202,7 +202,139 @@ INLINE void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel_first, u
     }
 }
 
+/* ---- whole numbers ---- */
+
+static void avx2_quantize(const struct kernels_quants *to, uint32_t row, const float *x,
+                          uint32_t cols) {
+    uint32_t groups = kernels_groups(cols);
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    for (uint32_t group = 0; group < groups; group++) {
+        size_t at = (size_t)row * groups + group;
+        uint32_t count = cols - group * KERNELS_GROUP;
+        const float *from = x + (size_t)group * KERNELS_GROUP;
+        if (count < KERNELS_GROUP) { /* the last group of an odd width */
+            struct kernels_quants rest = {.numbers = to->numbers + at * KERNELS_GROUP,
+                                          .scales = to->scales + at,
+                                          .offsets = to->offsets + at};
+            kernels_c.quantize(&rest, 0, from, count);
+            return;
+        }
+        /* Magnitudes compare as whole numbers; what is not finite is above all others. */
+        __m256i most = _mm256_setzero_si256();
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < KERNELS_GROUP; i += 8) {
+            __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(from + i));
+            most = _mm256_max_epi32(most, _mm256_and_si256(bits, magnitude));
+        }
+        __m128i half =
+            _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+        half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+        half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+        uint32_t bits = (uint32_t)_mm_cvtsi128_si32(half);
+        float largest = convert_bits(bits);
+        if (bits >= 0x7f800000u || largest < 0x1p-100f) {
+            memset(to->numbers + at * KERNELS_GROUP, 0, KERNELS_GROUP);
+            to->scales[at] = bits >= 0x7f800000u ? convert_bits(0x7fc00000u) : 0.0f;
+            to->offsets[at] = 0;
+            continue;
+        }
+        __m256 inverse = _mm256_set1_ps(127.0f / largest);
+        __m256i sum = _mm256_setzero_si256();
+#pragma GCC unroll 2
+        for (uint32_t i = 0; i < KERNELS_GROUP; i += 32) {
+            __m256i n[4];
+#pragma GCC unroll 4
+            for (uint32_t j = 0; j < 4; j++) {
+                n[j] =
+                    _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i + j * 8), inverse));
+                sum = _mm256_add_epi32(sum, n[j]);
+            }
+            /* Packing works in halves of a register: the permutation puts them in order again. */
+            __m256i bytes =
+                _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+            bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            _mm256_storeu_si256((__m256i *)(void *)(to->numbers + at * KERNELS_GROUP + i), bytes);
+        }
+        __m128i part = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+        part = _mm_add_epi32(part, _mm_shuffle_epi32(part, 0x4e));
+        part = _mm_add_epi32(part, _mm_shuffle_epi32(part, 0xb1));
+        to->scales[at] = largest / 127.0f;
+        to->offsets[at] = -128 * _mm_cvtsi128_si32(part);
+    }
+}
+
+/* `rows` rows times one panel. Products of a byte pair stay below 2^15, since both sides are at
+ * most 127. */
+INLINE void tile_i8(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,
+                    const uint32_t rows) {
+    uint32_t groups = kernels_groups(gemm->weights->cols);
+    const unsigned char *w =
+        (const unsigned char *)gemm->weights->data + (size_t)panel * groups * KERNELS_GROUP_BYTES;
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i shift = _mm256_set1_epi8((char)0x80);
+    __m256 y[2][2];
+    memset(y, 0, sizeof(y));
+    for (uint32_t group = 0; group < groups; group++, w += KERNELS_GROUP_BYTES) {
+        const int8_t *x[2];
+        __m256i sum[2][2];
+        memset(sum, 0, sizeof(sum));
+#pragma GCC unroll 2
+        for (uint32_t i = 0; i < rows; i++) {
+            x[i] = gemm->quants.numbers + ((size_t)(row + i) * groups + group) * KERNELS_GROUP;
+        }
+        const unsigned char *numbers = w + KERNELS_PANEL * sizeof(float);
+        _mm_prefetch((const char *)w + PREFETCH_BYTES, _MM_HINT_T0);
+#pragma GCC unroll 4
+        for (uint32_t quad = 0; quad < KERNELS_GROUP / 4; quad++) {
+            const __m256i *at = (const __m256i *)(const void *)(numbers + quad * 64);
+            __m256i w_low = _mm256_xor_si256(_mm256_load_si256(at), shift);
+            __m256i w_high = _mm256_xor_si256(_mm256_load_si256(at + 1), shift);
+#pragma GCC unroll 2
+            for (uint32_t i = 0; i < rows; i++) {
+                int32_t four;
+                memcpy(&four, x[i] + quad * 4, sizeof(four));
+                __m256i value = _mm256_set1_epi32(four);
+                __m256i size = _mm256_abs_epi8(value);
+                __m256i low = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w_low, value));
+                __m256i high = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w_high, value));
+                sum[i][0] = _mm256_add_epi32(sum[i][0], _mm256_madd_epi16(low, ones));
+                sum[i][1] = _mm256_add_epi32(sum[i][1], _mm256_madd_epi16(high, ones));
+            }
+        }
+#pragma GCC unroll 2
+        for (uint32_t i = 0; i < rows; i++) {
+            __m256 by = _mm256_set1_ps(gemm->quants.scales[(size_t)(row + i) * groups + group]);
+            const float *scales = (const float *)(const void *)w;
+            for (uint32_t j = 0; j < 2; j++) {
+                __m256 scale = _mm256_mul_ps(_mm256_load_ps(scales + j * 8), by);
+                y[i][j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, y[i][j]);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < rows; i++) {
+        float *to = gemm->y + (row + i) * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
+        _mm256_storeu_ps(to, y[i][0]);
+        _mm256_storeu_ps(to + 8, y[i][1]);
+    }
+}
+
+static void gemm_i8(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end) {
+    for (uint32_t panel = panel_first; panel < panel_end; panel++) {
+        uint32_t row = 0;
+        for (; row + 2 <= gemm->count; row += 2) {
+            tile_i8(gemm, row, panel, 2);
+        }
+        if (row < gemm->count) {
+            tile_i8(gemm, row, panel, 1);
+        }
+    }
+}
+
 static void avx2_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end) {
+    if (gemm->weights->dtype == KERNELS_I8) {
+        gemm_i8(gemm, panel_first, panel_end);
+        return;
+    }
     if (gemm->weights->dtype == KERNELS_BF16) {
         gemm_panels(gemm, panel_first, panel_end, true);
     } else {
@@ -468,6 +600,7 @@ const struct kernels kernels_avx2 = {
     .name = "avx2",
     .numerics = "avx2",
     .gemm = avx2_gemm,
+    .quantize = avx2_quantize,
     .rms_norm = avx2_rms_norm,
     .rotary = avx2_rotary,
     .silu_mul = avx2_silu_mul,

@@ -40,4 +40,30 @@ static inline float convert_from_f16(uint16_t value) {
     return convert_bits(sign | ((exponent + 112u) << 23) | (fraction << 13));
 }
 
+/* Whole numbers in [-127, 127] for `count` values, nearest with ties to even; returns what 1 stands
+ * for. NaN, with zeros, if a value is not finite. */
+static inline float convert_to_i8(int8_t *to, const float *from, uint32_t count) {
+    float largest = 0.0f;
+    uint32_t is_broken = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t magnitude = convert_to_bits(from[i]) & 0x7fffffffu;
+        is_broken |= magnitude >= 0x7f800000u;
+        largest = convert_bits(magnitude) > largest ? convert_bits(magnitude) : largest;
+    }
+    /* A scale below the normal numbers would lose bits by chance of the machine's settings. */
+    if (is_broken != 0 || largest < 0x1p-100f) {
+        memset(to, 0, count);
+        return is_broken != 0 ? convert_bits(0x7fc00000u) : 0.0f;
+    }
+    float scale = largest / 127.0f;
+    float inverse = 127.0f / largest;
+    for (uint32_t i = 0; i < count; i++) {
+        /* Adding 1.5 * 2^23 leaves no place for a fraction. */
+        float whole = (from[i] * inverse + 12582912.0f) - 12582912.0f;
+        whole = whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole;
+        to[i] = (int8_t)whole;
+    }
+    return scale;
+}
+
 #endif

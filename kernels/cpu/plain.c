@@ -48,7 +48,56 @@ static void widen_column(float *to, const struct kernels_weights *weights, size_
     }
 }
 
+static void plain_quantize(const struct kernels_quants *to, uint32_t row, const float *x,
+                           uint32_t cols) {
+    uint32_t groups = kernels_groups(cols);
+    for (uint32_t group = 0; group < groups; group++) {
+        int8_t *numbers = to->numbers + ((size_t)row * groups + group) * KERNELS_GROUP;
+        float values[KERNELS_GROUP] = {0};
+        uint32_t count = cols - group * KERNELS_GROUP;
+        count = count < KERNELS_GROUP ? count : KERNELS_GROUP;
+        memcpy(values, x + (size_t)group * KERNELS_GROUP, count * sizeof(float));
+        to->scales[(size_t)row * groups + group] = convert_to_i8(numbers, values, KERNELS_GROUP);
+        int32_t sum = 0;
+        for (uint32_t i = 0; i < KERNELS_GROUP; i++) {
+            sum += numbers[i];
+        }
+        to->offsets[(size_t)row * groups + group] = -128 * sum;
+    }
+}
+
+static void plain_gemm_i8(const struct kernels_gemm *gemm, uint32_t panel_first,
+                          uint32_t panel_end) {
+    uint32_t groups = kernels_groups(gemm->weights->cols);
+    for (uint32_t panel = panel_first; panel < panel_end; panel++) {
+        for (uint32_t row = 0; row < gemm->count; row++) {
+            float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
+            memset(y, 0, KERNELS_PANEL * sizeof(float));
+            for (uint32_t group = 0; group < groups; group++) {
+                size_t at = (size_t)row * groups + group;
+                const int8_t *x = gemm->quants.numbers + at * KERNELS_GROUP;
+                const unsigned char *w = (const unsigned char *)gemm->weights->data +
+                                         ((size_t)panel * groups + group) * KERNELS_GROUP_BYTES;
+                const unsigned char *numbers = w + KERNELS_PANEL * sizeof(float);
+                for (uint32_t j = 0; j < KERNELS_PANEL; j++) {
+                    int32_t sum = gemm->quants.offsets[at];
+                    for (uint32_t i = 0; i < KERNELS_GROUP; i++) {
+                        sum += numbers[((size_t)(i / 4) * KERNELS_PANEL + j) * 4 + i % 4] * x[i];
+                    }
+                    float scale;
+                    memcpy(&scale, w + j * sizeof(float), sizeof(scale));
+                    y[j] = fmaf((float)sum, scale * gemm->quants.scales[at], y[j]);
+                }
+            }
+        }
+    }
+}
+
 static void plain_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end) {
+    if (gemm->weights->dtype == KERNELS_I8) {
+        plain_gemm_i8(gemm, panel_first, panel_end);
+        return;
+    }
     uint32_t cols = gemm->weights->cols;
     for (uint32_t panel = panel_first; panel < panel_end; panel++) {
         for (uint32_t row = 0; row < gemm->count; row++) {
@@ -200,6 +249,7 @@ const struct kernels kernels_c = {
     .name = "c",
     .numerics = "c",
     .gemm = plain_gemm,
+    .quantize = plain_quantize,
     .rms_norm = plain_rms_norm,
     .rotary = plain_rotary,
     .silu_mul = plain_silu_mul,

@@ -667,6 +667,177 @@ static void test_backends_of_one_numerics_give_the_same_bits(void **state) {
     }
 }
 
+/* ---- whole numbers ---- */
+
+/* Rows of activations, quantised by one backend. */
+static struct kernels_quants quants_make(const struct kernels *kernels, const float *x,
+                                         uint32_t count, uint32_t cols) {
+    uint32_t groups = kernels_groups(cols);
+    struct kernels_quants quants = {.numbers = take((size_t)count * groups * KERNELS_GROUP),
+                                    .scales = take((size_t)count * groups * sizeof(float)),
+                                    .offsets = take((size_t)count * groups * sizeof(int32_t))};
+    for (uint32_t i = 0; i < count; i++) {
+        kernels->quantize(&quants, i, x + (size_t)i * cols, cols);
+    }
+    return quants;
+}
+static void quants_free(struct kernels_quants *quants) {
+    free(quants->numbers);
+    free(quants->scales);
+    free(quants->offsets);
+}
+
+static void test_whole_numbers_stand_for_values_within_half_a_step(void **state) {
+    (void)state;
+    struct prng prng = {31};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        const struct kernels *kernels = backend(b);
+        for (uint32_t round = 0; kernels != NULL && round < 60; round++) {
+            uint32_t cols = 1 + prng_below(&prng, 300);
+            float *x = draw_many(&prng, cols);
+            float factor = exp2f((float)prng_below(&prng, 120) - 60.0f);
+            for (uint32_t i = 0; i < cols; i++) {
+                x[i] *= round % 7 == 0 && i < 64 ? 0.0f : factor;
+            }
+            struct kernels_quants quants = quants_make(kernels, x, 1, cols);
+            for (uint32_t g = 0; g < kernels_groups(cols); g++) {
+                float largest = 0;
+                int32_t sum = 0;
+                for (uint32_t i = 0; i < KERNELS_GROUP; i++) {
+                    uint32_t k = g * KERNELS_GROUP + i;
+                    float value = k < cols ? x[k] : 0.0f;
+                    int number = quants.numbers[k];
+                    largest = fabsf(value) > largest ? fabsf(value) : largest;
+                    sum += number;
+                    assert_in_range(number + 127, 0, 254);
+                    /* A step may be one rounding off. */
+                    double error = fabs((double)value - number * (double)quants.scales[g]);
+                    assert_true(error <= 0.5001 * (double)quants.scales[g]);
+                }
+                assert_true(quants.scales[g] == largest / 127.0f);
+                assert_int_equal(quants.offsets[g], -128 * sum);
+            }
+            quants_free(&quants);
+            free(x);
+        }
+    }
+}
+
+static void test_a_group_that_is_not_finite_makes_its_products_nan(void **state) {
+    (void)state;
+    struct prng prng = {32};
+    static const float broken[] = {NAN, INFINITY, -INFINITY};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        const struct kernels *kernels = backend(b);
+        for (size_t i = 0; kernels != NULL && i < 3; i++) {
+            struct kernels_weights packed = {.dtype = KERNELS_I8, .rows = 16, .cols = 100};
+            float rows[1600] = {0};
+            packed.data = take(kernels_weights_bytes(KERNELS_I8, 16, 100));
+            kernels_weights_pack(&packed, 0, rows, KERNELS_F32, 16);
+            float *x = draw_many(&prng, 200);
+            x[70 + i] = broken[i];
+            struct kernels_quants quants = quants_make(kernels, x, 2, 100);
+            float y[32];
+            struct kernels_gemm gemm = {
+                .weights = &packed, .y = y, .y_stride = 16, .count = 2, .quants = quants};
+            kernels->gemm(&gemm, 0, 1);
+            for (uint32_t j = 0; j < 16; j++) {
+                assert_true(isnan(y[j]));
+                assert_true(y[16 + j] == 0.0f);
+            }
+            quants_free(&quants);
+            free(x);
+            free(packed.data);
+        }
+    }
+}
+
+/* Products of whole numbers: right, and the same bits from every backend, batch and range. */
+static void test_products_of_whole_numbers_are_exact_and_the_same_everywhere(void **state) {
+    (void)state;
+    struct prng prng = {33};
+    for (uint32_t round = 0; round < 80; round++) {
+        uint32_t rows = 1 + prng_below(&prng, 150);
+        uint32_t cols = 1 + prng_below(&prng, round % 4 == 0 ? 2000 : 300);
+        uint32_t count = 1 + prng_below(&prng, 30);
+        uint32_t groups = kernels_groups(cols);
+        size_t stride = (size_t)kernels_panels(rows) * KERNELS_PANEL;
+        float *source = draw_many(&prng, (size_t)rows * cols);
+        struct kernels_weights packed = {.dtype = KERNELS_I8, .rows = rows, .cols = cols};
+        packed.data = take(kernels_weights_bytes(KERNELS_I8, rows, cols));
+        kernels_weights_pack(&packed, 0, source, KERNELS_F32, rows / 2);
+        kernels_weights_pack(&packed, rows / 2, source + (size_t)(rows / 2) * cols, KERNELS_F32,
+                             rows - rows / 2);
+        float *x = draw_many(&prng, (size_t)count * cols);
+        struct kernels_quants quants = quants_make(kernels_select("c"), x, count, cols);
+        float *expected = take(count * stride * sizeof(float));
+        float *weight = take(cols * sizeof(float));
+        struct kernels_gemm gemm = {.weights = &packed,
+                                    .y = expected,
+                                    .y_stride = stride,
+                                    .count = count,
+                                    .quants = quants};
+        kernels_select("c")->gemm(&gemm, 0, kernels_panels(rows));
+        for (uint32_t j = 0; j < rows; j++) {
+            kernels_weights_row(&packed, j, weight);
+            for (uint32_t k = 0; k < cols; k++) { /* the largest of 64 values in [-1, 1] */
+                assert_true(fabsf(weight[k] - source[(size_t)j * cols + k]) <= 0.51f / 127.0f);
+            }
+            for (uint32_t i = 0; i < count; i++) {
+                double exact = 0;
+                double size = 0;
+                for (uint32_t k = 0; k < cols; k++) {
+                    size_t at = (size_t)i * groups + k / KERNELS_GROUP;
+                    double term = (double)weight[k] * quants.numbers[(size_t)i * groups * 64 + k] *
+                                  (double)quants.scales[at];
+                    exact += term;
+                    size += fabs(term);
+                }
+                double error = fabs((double)expected[i * stride + j] - exact);
+                assert_true(error <= UNIT * (4 + 2 * sqrt(groups)) * size);
+            }
+        }
+        for (size_t j = rows; j < stride; j++) {
+            assert_true(expected[j] == 0.0f);
+        }
+        for (size_t b = 1; b < BACKENDS; b++) {
+            const struct kernels *kernels = backend(b);
+            if (kernels == NULL) {
+                continue;
+            }
+            struct kernels_quants same = quants_make(kernels, x, count, cols);
+            assert_memory_equal(same.numbers, quants.numbers, (size_t)count * groups * 64);
+            assert_memory_equal(same.scales, quants.scales, (size_t)count * groups * 4);
+            assert_memory_equal(same.offsets, quants.offsets, (size_t)count * groups * 4);
+            float *found = take(count * stride * sizeof(float));
+            for (uint32_t row = 0; row < count;) {
+                uint32_t some = 1 + prng_below(&prng, count - row);
+                gemm.y = found + row * stride;
+                gemm.count = some;
+                gemm.quants = (struct kernels_quants){
+                    .numbers = same.numbers + (size_t)row * groups * KERNELS_GROUP,
+                    .scales = same.scales + (size_t)row * groups,
+                    .offsets = same.offsets + (size_t)row * groups};
+                for (uint32_t panel = 0; panel < kernels_panels(rows);) {
+                    uint32_t end = panel + 1 + prng_below(&prng, kernels_panels(rows) - panel);
+                    kernels->gemm(&gemm, panel, end);
+                    panel = end;
+                }
+                row += some;
+            }
+            assert_memory_equal(found, expected, count * stride * sizeof(float));
+            quants_free(&same);
+            free(found);
+        }
+        quants_free(&quants);
+        free(source);
+        free(packed.data);
+        free(x);
+        free(expected);
+        free(weight);
+    }
+}
+
 static void test_a_backend_is_chosen_by_name_and_an_unknown_one_is_refused(void **state) {
     (void)state;
     assert_string_equal(kernels_select("c")->name, "c");
@@ -690,6 +861,9 @@ int main(void) {
         cmocka_unit_test(test_attention_has_the_same_bits_behind_every_page_map_and_head_range),
         cmocka_unit_test(test_attention_over_a_poisoned_row_is_nan),
         cmocka_unit_test(test_backends_of_one_numerics_give_the_same_bits),
+        cmocka_unit_test(test_whole_numbers_stand_for_values_within_half_a_step),
+        cmocka_unit_test(test_a_group_that_is_not_finite_makes_its_products_nan),
+        cmocka_unit_test(test_products_of_whole_numbers_are_exact_and_the_same_everywhere),
         cmocka_unit_test(test_a_backend_is_chosen_by_name_and_an_unknown_one_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
