@@ -81,7 +81,7 @@ static void abort_open(void *ctx, struct rpc_call_id call, const struct rpc_inco
         return;
     }
     struct bytes forwarded;
-    if (request.is_session && !rpc_headers_get(incoming->headers, FORWARDED_HEADER, &forwarded)) {
+    if (!rpc_headers_get(incoming->headers, FORWARDED_HEADER, &forwarded)) {
         peers_forward(router, incoming->payload);
     }
     struct small_call *small = small_create(router, call);

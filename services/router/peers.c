@@ -1,4 +1,4 @@
-/* The other routers of the cluster: followed in etcd, told of the abort of a session.
+/* The other routers of the cluster: followed in etcd, told of aborts by label.
  *
  * Advice and best effort: a router that is not told learns nothing, and the client's own calls end
  * their requests anyway. A forwarded call says so and is not forwarded again. */
@@ -60,6 +60,7 @@ static void on_event(void *ctx, const struct etcd_event *event) {
         text_copy(peers->items[peers->count].address, ADDRESS_MAX, record.grpc);
         peers->count++;
     }
+    atomic_store(&peers->known, peers->count);
     pthread_mutex_unlock(&peers->lock);
 }
 

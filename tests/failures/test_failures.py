@@ -323,7 +323,8 @@ class Identity(Clusters):
         return answer if answer is not None and answer.trace.prefill_worker else None
 
     def test_F40_F77_all_three_programs_name_a_request_alike(self):
-        made = self.cluster(2, 2, arguments={"router": TWO_LEGS, "prefill": ["--test-step-delay", "300ms", "--timer-step", "900ms"]})
+        made = self.cluster(2, 2, arguments={"router": TWO_LEGS, "prefill": [
+            "--test-step-delay", "150ms", "--timer-step", "900ms", "--timer-backlog", "60s"]})
         warm(made)
         with client(made) as each:
             streams = [each.stream(make_request(filler(60, index), max_tokens=4, request_id=f"named-{index}")) for index in range(4)]
