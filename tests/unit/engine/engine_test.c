@@ -21,14 +21,22 @@
 static const char *const backends[] = {"c", "avx2", "avx512"};
 #define BACKENDS (sizeof(backends) / sizeof(backends[0]))
 
-/* ---- golden answers ---- */
+/* ---- golden answers: tools/golden/transformers_golden.py ---- */
+
+/* Against another float32 program: logits reach 20, and five layers leave each with an error near
+ * 1e-5. A log-probability is a logit less a sum of all: twice that. */
+#define F32_TOLERANCE 1e-4
+/* A K or V that lies on a rounding border of BF16 may fall on the other side: one part in 256 of
+ * one value. The recorded prompts keep the two best logits further apart. */
+#define BF16_TOLERANCE 2e-2
 
 struct golden {
     uint32_t prompt[256];
     uint32_t prompt_count;
     uint32_t greedy[256];
     uint32_t greedy_count;
-    double logits[1024];
+    double logprobs[256]; /* of the greedy tokens */
+    double logits[1024];  /* after the prompt */
     uint32_t logit_count;
 };
 
@@ -44,7 +52,12 @@ static uint32_t read_ids(json_t *array, uint32_t *to, uint32_t cap) {
 static void golden_read(json_t *entry, struct golden *golden) {
     golden->prompt_count = read_ids(json_object_get(entry, "prompt_ids"), golden->prompt, 256);
     golden->greedy_count = read_ids(json_object_get(entry, "greedy_ids"), golden->greedy, 256);
-    json_t *logits = json_object_get(entry, "last_prompt_logits_f64");
+    json_t *logprobs = json_object_get(entry, "greedy_logprobs");
+    assert_int_equal(json_array_size(logprobs), golden->greedy_count);
+    for (uint32_t i = 0; i < golden->greedy_count; i++) {
+        golden->logprobs[i] = json_number_value(json_array_get(logprobs, i));
+    }
+    json_t *logits = json_object_get(entry, "prompt_logits");
     golden->logit_count = (uint32_t)json_array_size(logits);
     assert_true(golden->logit_count > 0 && golden->logit_count <= 1024);
     for (uint32_t i = 0; i < golden->logit_count; i++) {
@@ -68,7 +81,7 @@ static void no_layer(void *context, uint32_t layer) {
     (void)layer;
 }
 
-/* Largest difference between the logits after the prompt and the float64 ones. */
+/* Largest difference between the logits after the prompt and the recorded ones. */
 static double logits_error(const struct model *model, const struct golden *golden) {
     struct kv_layout *layout = calloc(1, sizeof(*layout));
     assert_non_null(layout);
@@ -133,6 +146,11 @@ static void check_golden(const struct model *model, json_t *entries, double tole
             batch_clear(&batch);
             batch_add(&batch, &sequence, sequence.token_count - sequence.computed);
             batch_run(&driver, &batch);
+            double logprob = golden.logprobs[sequence.token_count - golden.prompt_count - 1];
+            if (!(fabs((double)sequence.logprob - logprob) <= 2 * tolerance)) {
+                fail_msg("prompt %zu, token %u: log-probability %g, not %g", index,
+                         sequence.token_count - 1, (double)sequence.logprob, logprob);
+            }
         }
         assert_memory_equal(sequence.tokens + golden.prompt_count, golden.greedy,
                             golden.greedy_count * sizeof(uint32_t));
@@ -144,34 +162,42 @@ static void check_golden(const struct model *model, json_t *entries, double tole
 static void test_a_real_model_writes_the_reference_stories(void **state) {
     (void)state;
     json_t *file = golden_file("stories260k.json");
-    json_t *entries = json_is_array(file) ? file : json_object_get(file, "cases");
-    assert_true(json_array_size(entries) >= 5);
+    assert_true(json_array_size(file) >= 5);
     for (size_t i = 0; i < BACKENDS; i++) {
         struct model *model = driver_model("models/stories260k", backends[i]);
         if (model != NULL) {
-            /* Logits reach 20; float32 through five layers leaves an error near 1e-5. */
-            check_golden(model, entries, 1e-4);
+            check_golden(model, file, F32_TOLERANCE);
             model_destroy(model);
         }
     }
     json_decref(file);
 }
 
-static void test_tiny_models_answer_as_the_float64_reference(void **state) {
+static void test_random_models_of_every_kind_answer_as_transformers_does(void **state) {
     (void)state;
+    static const struct {
+        const char *name;
+        double tolerance;
+    } models[] = {
+        {"untied_f32", F32_TOLERANCE}, /* two shards, 6 heads on 2 */
+        {"gqa_bf16", BF16_TOLERANCE},  /* 5 heads on 1 of odd size, llama3 rope, tied */
+        {"theta_f16", F32_TOLERANCE},  /* a head for each, theta 500,000, tied */
+        {"qwen2_f32", F32_TOLERANCE},  /* biases */
+        {"qwen3_bf16", BF16_TOLERANCE} /* norms of heads */
+    };
     json_t *file = golden_file("engine/engine.json");
-    for (size_t i = 0; i < BACKENDS; i++) {
-        struct model *model = driver_model("golden/engine/untied_f32", backends[i]);
-        if (model != NULL) {
-            check_golden(model, json_object_get(file, "untied_f32"), 1e-4);
-            model_destroy(model);
-        }
-        model = driver_model("golden/engine/gqa_bf16", backends[i]);
-        if (model != NULL) {
-            /* A K or V that lies on a rounding border of bf16 may fall on the other side: one part
-             * in 256 of one value. */
-            check_golden(model, json_object_get(file, "gqa_bf16"), 2e-2);
-            model_destroy(model);
+    assert_int_equal(json_object_size(file), sizeof(models) / sizeof(models[0]));
+    for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
+        char path[128];
+        (void)snprintf(path, sizeof(path), "golden/engine/%s", models[m].name);
+        json_t *entries = json_object_get(file, models[m].name);
+        assert_true(json_array_size(entries) >= 4);
+        for (size_t i = 0; i < BACKENDS; i++) {
+            struct model *model = driver_model(path, backends[i]);
+            if (model != NULL) {
+                check_golden(model, entries, models[m].tolerance);
+                model_destroy(model);
+            }
         }
     }
     json_decref(file);
@@ -302,8 +328,8 @@ static void run_all(struct driver *driver, const struct prompt *prompts, uint32_
     }
 }
 
-static void check_invariance(const char *path, const char *backend) {
-    struct model *model = driver_model(path, backend);
+static void check_invariance(const char *path, const char *backend, enum model_weights weights) {
+    struct model *model = driver_model_as(path, backend, weights);
     if (model == NULL) {
         return;
     }
@@ -364,16 +390,52 @@ static void check_invariance(const char *path, const char *backend) {
 
 static void test_f32_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
     (void)state;
-    check_invariance("models/stories260k", "avx2");
-    check_invariance("models/stories260k", "avx512");
-    check_invariance("golden/engine/untied_f32", "c");
+    check_invariance("models/stories260k", "avx2", MODEL_WEIGHTS_FILE);
+    check_invariance("models/stories260k", "avx512", MODEL_WEIGHTS_FILE);
+    check_invariance("golden/engine/untied_f32", "c", MODEL_WEIGHTS_FILE);
 }
 
 static void test_bf16_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
     (void)state;
-    check_invariance("golden/engine/gqa_bf16", "avx2");
-    check_invariance("golden/engine/gqa_bf16", "avx512");
-    check_invariance("golden/engine/gqa_bf16", "c");
+    check_invariance("golden/engine/gqa_bf16", "avx2", MODEL_WEIGHTS_FILE);
+    check_invariance("golden/engine/gqa_bf16", "avx512", MODEL_WEIGHTS_FILE);
+    check_invariance("golden/engine/gqa_bf16", "c", MODEL_WEIGHTS_FILE);
+}
+
+static void test_int8_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
+    (void)state;
+    for (size_t i = 0; i < BACKENDS; i++) {
+        check_invariance("models/stories260k", backends[i], MODEL_WEIGHTS_INT8);
+        check_invariance("golden/engine/gqa_bf16", backends[i], MODEL_WEIGHTS_INT8);
+    }
+}
+
+/* Rounding to 8 bits moves logits that reach 20 by some tenths; a wrong scale or a wrong place of a
+ * number moves them by whole units. */
+static void test_int8_weights_stay_near_the_reference(void **state) {
+    (void)state;
+    json_t *file = golden_file("stories260k.json");
+    json_t *entries = json_is_array(file) ? file : json_object_get(file, "cases");
+    for (size_t b = 0; b < BACKENDS; b++) {
+        struct model *model =
+            driver_model_as("models/stories260k", backends[b], MODEL_WEIGHTS_INT8);
+        for (size_t i = 0; model != NULL && i < json_array_size(entries); i++) {
+            struct golden golden;
+            golden_read(json_array_get(entries, i), &golden);
+            double error = logits_error(model, &golden);
+            print_message("%s, story %zu: largest error of a logit %.3f\n", backends[b], i, error);
+            assert_true(error > 0 && error < 0.6);
+        }
+        if (model != NULL) {
+            assert_non_null(strstr(model_info(model)->numerics, "int8-f32/"));
+            struct model *plain = driver_model("models/stories260k", backends[b]);
+            assert_true(model_info(model)->weight_bytes < model_info(plain)->weight_bytes / 2);
+            assert_true(model_info(model)->fingerprint != model_info(plain)->fingerprint);
+            model_destroy(plain);
+        }
+        model_destroy(model);
+    }
+    json_decref(file);
 }
 
 static void test_a_sequence_keeps_its_bits_among_eighty(void **state) {
@@ -725,9 +787,11 @@ static void test_an_engine_refuses_a_configuration_that_cannot_work(void **state
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_real_model_writes_the_reference_stories),
-        cmocka_unit_test(test_tiny_models_answer_as_the_float64_reference),
+        cmocka_unit_test(test_random_models_of_every_kind_answer_as_transformers_does),
         cmocka_unit_test(test_f32_bits_do_not_depend_on_batch_chunk_page_or_thread),
         cmocka_unit_test(test_bf16_bits_do_not_depend_on_batch_chunk_page_or_thread),
+        cmocka_unit_test(test_int8_bits_do_not_depend_on_batch_chunk_page_or_thread),
+        cmocka_unit_test(test_int8_weights_stay_near_the_reference),
         cmocka_unit_test(test_a_sequence_keeps_its_bits_among_eighty),
         cmocka_unit_test(test_copied_pages_continue_with_the_same_tokens),
         cmocka_unit_test(test_a_plan_out_of_range_fails_and_writes_nothing),
