@@ -1203,7 +1203,9 @@ static void router_mail(struct router_core *core, struct session *session,
         }
         core->is_placing_due = true;
         return;
-    case MESSAGE_BEAT: return;
+    case MESSAGE_BEAT:
+        core->is_placing_due = core->parked.count > 0 || core->is_placing_due; /* it speaks */
+        return;
     case MESSAGE_AUDIT: router_audited(core, session, message, out); return;
     case MESSAGE_UNKNOWN: router_unknown(core, session, message, out); return;
     case MESSAGE_ADMITTED:

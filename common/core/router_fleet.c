@@ -195,8 +195,16 @@ static bool fleet_is_eligible(const struct router_core *core, const struct worke
     return !worker->info.is_draining && !session->is_peer_draining;
 }
 
+/* Two beats and a half without a word: whatever is asked of it now would wait for its lease to end.
+ */
+static bool fleet_is_silent(const struct router_core *core, const struct worker *worker) {
+    struct span patience = {5 * core->node.config.timers.beat.ns / 2};
+    return instant_reached(core->node.now,
+                           instant_add(core->node.sessions[worker->session].heard, patience));
+}
+
 static bool fleet_is_busy(const struct router_core *core, const struct worker *worker) {
-    return worker->admitting >= worker->admit_window ||
+    return worker->admitting >= worker->admit_window || fleet_is_silent(core, worker) ||
            (worker->busy_until.ns != 0 && !instant_reached(core->node.now, worker->busy_until));
 }
 

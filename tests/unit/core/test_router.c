@@ -766,6 +766,25 @@ static void test_an_unlisted_worker_is_forgotten_though_it_is_asked_in_vain(void
     bed_destroy(bed);
 }
 
+static void test_a_worker_that_missed_two_beats_is_given_nothing_until_it_speaks(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    struct message beat = {.kind = MESSAGE_BEAT};
+    struct event tick = {.kind = EVENT_TICK};
+    for (uint32_t i = 0; i < 2600 / TICK_MS; i++) { /* D is silent, P is not */
+        bed->now += TICK_MS * 1000000ll;
+        bed_send(bed, &beat, PREFILL);
+        bed_step(bed, &tick);
+    }
+    apply_open(bed);
+    apply_tokenized(bed);
+    assert_string_equal(bed->text, "");
+    assert_string_equal(bed_state(bed), "placing");
+    bed_send(bed, &beat, DECODE);
+    assert_string_equal(bed->text, "admit");
+    bed_destroy(bed);
+}
+
 static void test_a_record_that_changes_a_workers_role_is_not_believed(void **state) {
     (void)state;
     struct bed *bed = bed_create(false);
@@ -1110,6 +1129,7 @@ int main(void) {
         cmocka_unit_test(test_lengths_are_checked_before_any_worker_is_asked),
         cmocka_unit_test(test_mass_deletion_in_etcd_stops_nothing_that_has_a_session),
         cmocka_unit_test(test_a_record_that_changes_a_workers_role_is_not_believed),
+        cmocka_unit_test(test_a_worker_that_missed_two_beats_is_given_nothing_until_it_speaks),
         cmocka_unit_test(test_a_dead_life_at_the_same_address_is_not_greeted_while_the_next_lives),
         cmocka_unit_test(test_a_worker_whose_address_answers_with_another_life_is_forgotten),
         cmocka_unit_test(test_an_unlisted_worker_is_forgotten_though_it_is_asked_in_vain),
