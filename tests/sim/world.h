@@ -1,4 +1,4 @@
-/* The simulated world around the three cores: one seed, virtual time, every fault a knob.
+/* The simulated world around the three cores: one schedule, virtual time, every fault a knob.
  *
  * It is a second executor of the same effects that the programs carry out: streams are FIFO queues
  * that break and are noticed late at each end, engines and links are real memory (rows of KV that
@@ -11,17 +11,13 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "base/prng.h"
-#include "core/decode.h"
-#include "core/prefill.h"
-#include "core/router.h"
+#include "sim/schedule.h"
 
 #define SIM_PROCESSES  12
 #define SIM_COMPONENTS 4
 #define SIM_LAYERS     2
 #define SIM_VOCAB      64
 #define SIM_EOS        1
-#define SIM_CLIENTS    4096
 #define SIM_PROMPT_MAX 120
 #define SIM_NEW_MAX    40
 
@@ -30,45 +26,61 @@
 struct knobs {
     uint32_t routers, prefills, decodes;
     uint32_t page_tokens, decode_pages, prefill_pages;
-    uint32_t entries_max, rows_max, step_tokens_max, sends_high;
+    uint32_t entries_max, requests_max, rows_max, step_tokens_max, sends_high;
     uint32_t disaggregate_above;
     uint32_t clients;
     int64_t arrival_ns; /* mean time between clients */
     uint32_t prompt_max, new_max;
-    uint32_t alphabet; /* 2: pages of equal tokens behind different prefixes are common */
-    int64_t delay_ns;  /* mean message delay */
-    int64_t step_ns;   /* mean engine step */
-    /* faults, in thousandths unless named otherwise */
-    uint32_t leave;       /* clients that leave */
-    uint32_t abort_label; /* clients aborted by label */
-    uint32_t short_deadline;
-    uint32_t stop_string;
-    uint32_t tokenize_fails;
-    int64_t break_every_ns; /* a stream breaks; 0 = never */
-    int64_t stall_every_ns; /* a stream falls silent for seconds, half-open */
-    int64_t crash_every_ns; /* a process dies and is started again */
-    int64_t pause_every_ns; /* a process is stopped for up to 15 s */
-    int64_t etcd_every_ns;  /* all workers deleted from discovery, back after a while */
-    int64_t drain_every_ns; /* a worker is asked to drain, leaves and is started again */
-    uint32_t chunk_lost, chunk_bad, chunk_twice; /* KV chunks */
-    uint32_t send_fails;
-    uint32_t step_fails;
-    uint32_t layer_lost;    /* a layer's notice does not come */
-    uint32_t notice_lag_ms; /* how late an end of a stream may notice */
-    bool is_quiet;          /* no faults at all: everything must succeed */
+    uint32_t new_min;           /* 0: as few as 1 */
+    uint32_t alphabet;          /* 2: pages of equal tokens behind different prefixes are common */
+    int64_t delay_ns;           /* mean message delay */
+    int64_t step_ns;            /* mean engine step */
+    int64_t discovery_ns;       /* how late news of workers is, in the mean */
+    uint32_t notice_lag_ms;     /* how late an end of a stream may notice */
+    bool is_quiet;              /* no faults at all: everything must succeed */
+    uint32_t rate[FAULT_COUNT]; /* of chance, in millionths of its opportunities */
+    int64_t every_ns[FAULT_COUNT]; /* of timed ones: mean time between two; 0 = never */
+};
+
+struct knobs sim_knobs(const struct schedule *schedule);
+/* The small fixed worlds, 1 .. SIM_WORLDS: no faults but listed ones. */
+#define SIM_WORLDS 6u
+const char *sim_world_name(uint32_t world);
+
+/* What one core's turns cost, for the big world. */
+struct sim_cost {
+    uint64_t turns;
+    int64_t ns;
+    int64_t worst_tick_ns;
 };
 
 struct sim_result {
     uint64_t requests, ok, failed, aborted, lost_with_router;
     uint64_t tokens, steps, events, retries, resumes, commits, local;
-    int64_t drained_ns; /* virtual time from faults off and clients done to all tables empty */
+    uint64_t tokens_messages;
+    uint64_t struck[FAULT_COUNT]; /* how often each fault struck */
+    uint32_t opportunities[FAULT_COUNT];
+    int64_t drained_ns;      /* virtual time from faults off and clients done to all tables empty */
+    int64_t longest_wait_ns; /* virtual time between two tokens of one stream */
+    int64_t virtual_ns;
+    struct sim_cost cost[4]; /* by enum role; only with options.is_timed */
+    uint32_t peak_live;      /* entries of one decode worker */
+    uint64_t memory[4];      /* bytes of one core of that role */
 };
 
-struct world;
+struct sim_options {
+    FILE *trace;               /* NULL: none */
+    struct schedule *record;   /* NULL: none; every fault that struck is added to its list */
+    const struct knobs *knobs; /* NULL: from the schedule */
+    uint32_t verify_every;     /* 0 = after every step; n = after every n-th event */
+    bool is_timed;             /* measure the cores' own time */
+    char *sentence;            /* SIM_SENTENCE_MAX bytes for the violation, or NULL */
+};
+#define SIM_SENTENCE_MAX 256
 
-/* Runs one seed to its end. Returns NULL if every check held, else a sentence (static). trace: NULL
- * or a file. */
-const char *sim_run(uint64_t seed, FILE *trace, struct sim_result *result_out);
-struct knobs sim_knobs(uint64_t seed);
+/* Runs one schedule to its end. Returns NULL if every check held, else a sentence: static, or in
+ * options->sentence for a failed CHECK of a core. */
+const char *sim_run(const struct schedule *schedule, const struct sim_options *options,
+                    struct sim_result *result_out);
 
 #endif

@@ -1,0 +1,322 @@
+/* Clients: what they ask, what they may see, and how they leave. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/state.h"
+
+#define UNREAD_NS (30 * SECOND) /* the router's bound for a client that does not read */
+
+static void sim_reference(struct client *client, uint32_t token) {
+    client->h = sim_advance(client->h, token);
+    for (uint32_t c = 0; c < SIM_COMPONENTS; c++) {
+        client->attention += sim_attend(sim_row(client->h, c));
+    }
+}
+
+static struct client *sim_client_take(struct world *world, uint32_t router, uint32_t *index_out) {
+    if (world->client_count == world->client_capacity) {
+        world->client_capacity = world->client_capacity * 2 + 64;
+        world->clients = realloc(world->clients, world->client_capacity * sizeof *world->clients);
+        CHECK(world->clients != NULL);
+    }
+    *index_out = world->client_count++;
+    struct client *client = &world->clients[*index_out];
+    *client = (struct client){.is_used = true,
+                              .router = router,
+                              .generation = world->processes[router].generation,
+                              .last_at = world->now};
+    world->clients_open++;
+    world->result.requests++;
+    return client;
+}
+
+/* A few families of prompts share long prefixes. */
+static void sim_prompt(const struct world *world, struct client *client, struct prng *draw) {
+    struct prng family = {prng_below(draw, 3)};
+    uint32_t shared = prng_below(draw, client->prompt_count + 1);
+    for (uint32_t i = 0; i < client->prompt_count; i++) {
+        uint32_t common = 2 + prng_below(&family, world->knobs.alphabet);
+        uint32_t own = 2 + prng_below(draw, world->knobs.alphabet);
+        client->prompt[i] = i < shared ? common : own;
+        sim_reference(client, client->prompt[i]);
+    }
+}
+
+static void sim_ask(struct world *world, uint32_t index, int64_t deadline_ns) {
+    struct client *client = &world->clients[index];
+    struct sim_event *open =
+        sim_post(world, client->router, LANE_CLIENTS, EVENT_CLIENT_OPEN, world->now + MS / 10);
+    open->event.u.client_open.call.v = index + 1;
+    open->event.u.client_open.model = "m";
+    open->event.u.client_open.request_label = client->is_abortable ? "abort-me" : "r";
+    open->event.u.client_open.session_label = client->is_abortable ? "agent" : "";
+    open->event.u.client_open.deadline.ns = deadline_ns;
+    client->deadline_at = world->now + deadline_ns;
+}
+
+static void sim_leave_at(struct world *world, uint32_t index, int64_t at) {
+    sim_schedule(world, SIM_LEAVE, at, world->clients[index].router)->number = index;
+}
+
+/* How this client misbehaves: each fault at the client's own number. */
+static void sim_habits(struct world *world, uint32_t index, uint32_t arrival, struct prng *draw) {
+    struct client *client = &world->clients[index];
+    int64_t soon = (int64_t)prng_below(draw, 40) * world->knobs.step_ns + MS / 10;
+    uint32_t point = 1 + prng_below(draw, client->max_tokens);
+    bool is_session = prng_below(draw, 2) == 0;
+    int64_t deadline = world->knobs.is_quiet ? 300 * SECOND : 60 * SECOND;
+    int64_t hurry = (int64_t)(1 + prng_below(draw, 3000)) * MS;
+    if (sim_strikes_at(world, FAULT_STOP, arrival)) {
+        client->stop_at = point;
+    }
+    if (sim_strikes_at(world, FAULT_UNREAD, arrival)) {
+        client->unread_at = point;
+    }
+    if (sim_strikes_at(world, FAULT_DEADLINE, arrival)) {
+        deadline = hurry;
+    }
+    client->is_abortable = sim_strikes_at(world, FAULT_ABORT, arrival);
+    sim_ask(world, index, deadline);
+    if (sim_strikes_at(world, FAULT_LEAVE, arrival)) {
+        sim_leave_at(world, index, world->now + soon);
+    } else if (client->is_abortable) {
+        struct sim_event *abort =
+            sim_post(world, client->router, LANE_CLIENTS, EVENT_CLIENT_ABORT, world->now + MS / 10);
+        abort->event.u.client_abort.is_session = is_session;
+        abort->event.u.client_abort.label = is_session ? "agent" : "abort-me";
+    }
+}
+
+void sim_client(struct world *world) {
+    if (world->arrivals >= world->knobs.clients || world->arrivals > world->arrivals_last) {
+        world->arrivals = world->knobs.clients;
+        return;
+    }
+    uint32_t arrival = world->arrivals++;
+    struct prng draw = fault_draw(world->schedule->seed, FAULT_CLIENT, arrival);
+    int64_t pause =
+        (int64_t)((uint64_t)world->knobs.arrival_ns * (1 + prng_below(&draw, 2000)) / 1000);
+    (void)sim_schedule(world, SIM_CLIENT, world->now + pause, NOBODY);
+    if (!sim_strikes_at(world, FAULT_CLIENT, arrival)) {
+        return;
+    }
+    uint32_t router = prng_below(&draw, world->knobs.routers);
+    if (!world->processes[router].is_alive) {
+        return; /* connection refused: no request */
+    }
+    uint32_t index = 0;
+    struct client *client = sim_client_take(world, router, &index);
+    client->seed = prng_next(&draw);
+    client->prompt_count = 1 + prng_below(&draw, world->knobs.prompt_max);
+    client->max_tokens = 1 + prng_below(&draw, world->knobs.new_max);
+    if (client->max_tokens < world->knobs.new_min) {
+        client->max_tokens = world->knobs.new_min;
+    }
+    sim_prompt(world, client, &draw);
+    sim_habits(world, index, arrival, &draw);
+}
+
+/* Hundreds at once, who all leave at once: an agent that is killed. */
+void sim_flood(struct world *world, uint32_t index) {
+    struct prng draw = fault_draw(world->schedule->seed, FAULT_FLOOD, index);
+    (void)prng_next(&draw);
+    uint32_t router = prng_below(&draw, world->knobs.routers);
+    uint32_t count = 20 + prng_below(&draw, 200);
+    int64_t stay = (int64_t)prng_below(&draw, 400) * MS;
+    if (!world->processes[router].is_alive) {
+        return;
+    }
+    TRACE(world, "FAULT flood of %u clients at router-%u for %.3f s", count, router,
+          (double)stay / 1e9);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = 0;
+        struct client *client = sim_client_take(world, router, &at);
+        client->is_crowd = true;
+        client->seed = prng_next(&draw);
+        client->prompt_count = 1 + prng_below(&draw, world->knobs.prompt_max);
+        client->max_tokens = 1 + prng_below(&draw, world->knobs.new_max);
+        sim_prompt(world, client, &draw);
+        sim_ask(world, at, 60 * SECOND);
+        sim_leave_at(world, at, world->now + stay);
+    }
+}
+
+/* After everything: each router must serve again, at once and in full. */
+void sim_probe(struct world *world) {
+    TRACE(world, "all quiet: is the capacity back?");
+    for (uint32_t router = 0; router < world->knobs.routers; router++) {
+        for (uint32_t i = 0; i < 3; i++) {
+            uint32_t index = 0;
+            struct client *client = sim_client_take(world, router, &index);
+            struct prng draw = fault_draw(~world->schedule->seed, FAULT_CLIENT, router * 16 + i);
+            client->is_probe = true;
+            client->seed = prng_next(&draw);
+            bool is_whole = i == 0 && world->knobs.step_ns < 100 * MS;
+            client->prompt_count = is_whole ? world->knobs.prompt_max : 1 + prng_below(&draw, 6);
+            client->max_tokens = is_whole ? world->knobs.new_max : 1;
+            sim_prompt(world, client, &draw);
+            sim_ask(world, index, 300 * SECOND);
+        }
+    }
+}
+
+void sim_leave(struct world *world, struct sim_event *event) {
+    struct client *client = &world->clients[event->number];
+    if (client->is_answered || client->is_lost || client->is_left) {
+        return;
+    }
+    client->is_left = true;
+    struct sim_event *gone =
+        sim_post(world, event->process, LANE_CLIENTS, EVENT_CLIENT_GONE, world->now + MS / 10);
+    gone->event.u.client_gone.call.v = event->number + 1;
+    gone->event.u.client_gone.cause = CAUSE_CLIENT_GONE;
+}
+
+/* A router died: what its clients had asked is lost with it. */
+void sim_lose_clients(struct world *world, uint32_t process) {
+    const struct process *p = &world->processes[process];
+    for (uint32_t i = 0; i < world->client_count; i++) {
+        struct client *client = &world->clients[i];
+        if (client->router == process && client->generation == p->generation &&
+            !client->is_answered && !client->is_lost) {
+            client->is_lost = true;
+            world->clients_open--;
+            world->result.lost_with_router++;
+        }
+    }
+}
+
+void sim_tokenize(struct world *world, uint32_t process, const struct effect *effect) {
+    struct client *client = &world->clients[effect->u.tokenize.call.v - 1];
+    int64_t at = world->now + sim_time(world, process, MS);
+    if (sim_strikes(world, FAULT_TOKENIZE_LATE)) {
+        at += sim_time(world, process, 2 * SECOND);
+    }
+    /* A pool of threads: no order between two prompts. */
+    struct sim_event *post = sim_schedule(world, SIM_CORE, at, process);
+    post->event.kind = EVENT_TOKENIZED;
+    static const uint32_t eos[1] = {SIM_EOS};
+    post->event.u.tokenized.request = effect->u.tokenize.request;
+    post->event.u.tokenized.detail = "";
+    if (sim_strikes(world, FAULT_TOKENIZE)) {
+        client->is_doomed = true;
+        post->event.u.tokenized.status = STATUS_INVALID;
+        post->event.u.tokenized.detail = "invalid UTF-8 at byte 3";
+        return;
+    }
+    struct sampling sampling = {
+        .seed = client->seed, .top_k = -1, .top_p = 1.0f, .repetition_penalty = 1.0f};
+    post->sampling = sim_copy(&sampling, sizeof sampling);
+    post->owned = sim_copy(client->prompt, client->prompt_count * sizeof(uint32_t));
+    post->event.u.tokenized.tokens = post->owned;
+    post->event.u.tokenized.token_count = client->prompt_count;
+    post->event.u.tokenized.max_tokens = client->max_tokens;
+    post->event.u.tokenized.sampling = post->sampling;
+    post->event.u.tokenized.eos = eos;
+    post->event.u.tokenized.eos_count = 1;
+}
+
+static void sim_token(struct world *world, uint32_t process, struct client *client,
+                      uint64_t request, uint32_t token) {
+    uint32_t position = client->prompt_count + client->delivered;
+    uint32_t expected = sim_sample(client->attention, client->seed, position);
+    SIM_CHECK(world, token == expected,
+              "REF: a token differs from its reference (wrong KV, or two outputs: I12, I15)");
+    SIM_CHECK(world, client->delivered < client->max_tokens, "I20: more tokens than asked for");
+    SIM_CHECK(world, client->delivered == 0 || client->last_token != SIM_EOS,
+              "I20: a token after the end of the sequence");
+    if (client->delivered > 0 && world->now - client->last_at > world->result.longest_wait_ns) {
+        world->result.longest_wait_ns = world->now - client->last_at;
+    }
+    client->last_at = world->now;
+    client->delivered++;
+    client->last_token = token;
+    sim_reference(client, token);
+    world->result.tokens++;
+    if (client->delivered == client->stop_at && token != SIM_EOS) {
+        struct sim_event *stop =
+            sim_schedule(world, SIM_CORE, world->now + sim_time(world, process, MS), process);
+        stop->event.kind = EVENT_STOP_FOUND;
+        stop->event.u.stop_found.request = request;
+        stop->event.u.stop_found.completion_tokens = client->delivered;
+        client->is_stopping = true;
+    }
+    if (client->delivered == client->unread_at) {
+        sim_leave_at(world, (uint32_t)(client - world->clients), world->now + UNREAD_NS);
+    }
+}
+
+void sim_deliver(struct world *world, uint32_t process, const struct effect *effect) {
+    struct client *client = &world->clients[effect->u.deliver.call.v - 1];
+    SIM_CHECK(world, !client->is_answered, "I20: a token after the terminal");
+    SIM_CHECK(world, client->router == process, "I19: a token for another router's client");
+    for (uint32_t i = 0; i < effect->u.deliver.token_count; i++) {
+        sim_token(world, process, client, effect->u.deliver.request, effect->u.deliver.tokens[i]);
+    }
+}
+
+static void sim_answer_ok(struct world *world, const struct client *client,
+                          const struct effect *effect) {
+    world->result.ok++;
+    if (effect->u.answer.finish == FINISH_LENGTH) {
+        SIM_CHECK(world, client->delivered == client->max_tokens,
+                  "I20: success with fewer tokens than asked for");
+    } else {
+        SIM_CHECK(world,
+                  effect->u.answer.finish == FINISH_STOP &&
+                      (client->is_stopping || client->last_token == SIM_EOS),
+                  "I20: success without a reason to stop");
+    }
+    SIM_CHECK(world,
+              client->is_stopping || effect->u.answer.usage.completion_tokens == client->delivered,
+              "I20: usage differs from what was delivered");
+}
+
+static void sim_answer_failed(struct world *world, const struct client *client,
+                              const struct effect *effect) {
+    world->result.failed++;
+    TRACE(world, "  failed: %s", effect->u.answer.detail);
+    SIM_CHECK(world, !world->knobs.is_quiet, "a request failed in a world without faults");
+    SIM_CHECK(world, !client->is_probe,
+              "a request failed after all faults were over: the "
+              "capacity did not come back");
+    SIM_CHECK(world, !world->schedule->is_strict || client->is_doomed,
+              "one fault alone made a request fail");
+    SIM_CHECK(world, effect->u.answer.status != STATUS_OK, "I20: a failure that says OK");
+    SIM_CHECK(world,
+              effect->u.answer.cause == CAUSE_DEADLINE || client->delivered == 0 ||
+                  (client->delivered < client->max_tokens && client->last_token != SIM_EOS),
+              "I20: a failure although the answer was complete");
+}
+
+void sim_answer(struct world *world, uint32_t process, const struct effect *effect) {
+    struct client *client = &world->clients[effect->u.answer.call.v - 1];
+    SIM_CHECK(world, !client->is_answered, "I20: two terminals for one request");
+    client->is_answered = true;
+    world->clients_open--;
+    TRACE(world, "  answer client %llu: %s %s finish %s, %u tokens",
+          (unsigned long long)effect->u.answer.call.v - 1, outcome_name(effect->u.answer.outcome),
+          cause_name(effect->u.answer.cause), finish_name(effect->u.answer.finish),
+          client->delivered);
+    if (effect->u.answer.outcome == OUTCOME_OK) {
+        sim_answer_ok(world, client, effect);
+    } else if (effect->u.answer.outcome == OUTCOME_ABORTED) {
+        world->result.aborted++;
+        SIM_CHECK(world, client->is_left || client->is_abortable,
+                  "aborted although nobody wished it");
+    } else {
+        sim_answer_failed(world, client, effect);
+    }
+    if (effect->u.answer.request == 0) {
+        return; /* refused before it was an entry: nothing of it is left */
+    }
+    int64_t at = world->now + sim_time(world, process, MS);
+    if (client->unread_at > 0 && client->delivered >= client->unread_at && !client->is_left) {
+        int64_t closed = client->last_at + UNREAD_NS; /* the call cannot close before */
+        at = closed > at && !world->is_settling ? closed : at;
+    }
+    world->answered_until = at > world->answered_until ? at : world->answered_until;
+    struct sim_event *post = sim_schedule(world, SIM_CORE, at, process);
+    post->event.kind = EVENT_ANSWERED;
+    post->event.u.answered.request = effect->u.answer.request;
+}
