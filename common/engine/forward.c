@@ -30,7 +30,8 @@ struct forward {
     float *gate_up;             /* [tokens_max, ffn_stride] */
     float *cosine;              /* [tokens_max, head_dim / 2] */
     float *sine;
-    float *logits; /* [rows_max, vocab_stride] */
+    float *logits;                /* [rows_max, vocab_stride] */
+    struct kernels_quants quants; /* [tokens_max] rows of the widest input; only for I8 weights */
     size_t qkv_stride;
     size_t hidden_stride;
     size_t ffn_stride;
@@ -71,6 +72,14 @@ struct forward *forward_create(const struct forward_config *config) {
     forward->cosine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
     forward->sine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
     forward->logits = buffer_take(config->rows_max, forward->vocab_stride, sizeof(float));
+    if (config->model->weights == MODEL_WEIGHTS_INT8) {
+        uint32_t widest = shape->hidden > shape->ffn ? shape->hidden : shape->ffn;
+        uint32_t groups = kernels_groups(widest > q_width ? widest : q_width);
+        size_t rows = tokens > config->rows_max ? tokens : config->rows_max;
+        forward->quants.numbers = buffer_take(rows, groups, KERNELS_GROUP);
+        forward->quants.scales = buffer_take(rows, groups, sizeof(float));
+        forward->quants.offsets = buffer_take(rows, groups, sizeof(int32_t));
+    }
     return forward;
 }
 
@@ -89,6 +98,9 @@ void forward_destroy(struct forward *forward) {
     free(forward->cosine);
     free(forward->sine);
     free(forward->logits);
+    free(forward->quants.numbers);
+    free(forward->quants.scales);
+    free(forward->quants.offsets);
     free(forward);
 }
 
@@ -130,6 +142,17 @@ static void gemm_part(void *context, uint32_t part, uint32_t worker) {
     loop->forward->kernels->gemm(&loop->gemm, first, end);
 }
 
+static void quantize_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    const struct kernels_gemm *gemm = &loop->gemm;
+    uint32_t end = (part + 1) * loop->part_tokens;
+    for (uint32_t n = part * loop->part_tokens; n < end && n < gemm->count; n++) {
+        loop->forward->kernels->quantize(&gemm->quants, n, gemm->x + n * gemm->x_stride,
+                                         gemm->weights->cols);
+    }
+}
+
 static void gemm_run(struct loop *loop, const struct kernels_weights *weights, const float *x,
                      size_t x_stride, float *y, size_t y_stride, uint32_t count) {
     loop->gemm = (struct kernels_gemm){.weights = weights,
@@ -137,7 +160,13 @@ static void gemm_run(struct loop *loop, const struct kernels_weights *weights, c
                                        .x_stride = x_stride,
                                        .y = y,
                                        .y_stride = y_stride,
-                                       .count = count};
+                                       .count = count,
+                                       .quants = loop->forward->quants};
+    if (weights->dtype == KERNELS_I8 && count > 0) {
+        loop->part_tokens = part_size(loop->forward, count);
+        team_run(loop->forward->config.team, ceil_div(count, loop->part_tokens), quantize_part,
+                 loop);
+    }
     uint32_t panels = kernels_panels(weights->rows);
     loop->part_panels = ceil_div(part_size(loop->forward, panels), 4) * 4; /* whole tiles */
     team_run(loop->forward->config.team, ceil_div(panels, loop->part_panels), gemm_part, loop);

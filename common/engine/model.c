@@ -50,6 +50,14 @@ struct loader {
     bool *is_used; /* [checkpoint_count]: found by name */
 };
 
+/* The type of matrices in memory. */
+static enum kernels_dtype packed_dtype(const struct loader *loader) {
+    if (loader->model->weights == MODEL_WEIGHTS_INT8) {
+        return KERNELS_I8;
+    }
+    return loader->source_dtype == KERNELS_BF16 ? KERNELS_BF16 : KERNELS_F32;
+}
+
 static bool dtype_parse(const char *name, enum kernels_dtype *dtype_out) {
     if (strcmp(name, "F32") == 0) {
         *dtype_out = KERNELS_F32;
@@ -201,7 +209,7 @@ static enum status load_layer(struct loader *loader, uint32_t index, struct mode
     const struct model_config *config = &loader->model->config;
     uint32_t q_rows = config->heads * config->head_dim;
     uint32_t kv_rows = config->kv_heads * config->head_dim;
-    enum kernels_dtype packed = loader->source_dtype == KERNELS_BF16 ? KERNELS_BF16 : KERNELS_F32;
+    enum kernels_dtype packed = packed_dtype(loader);
     if (!loader->is_dry) {
         matrix_take(&layer->qkv, packed, q_rows + 2 * kv_rows, config->hidden);
         matrix_take(&layer->output, packed, config->hidden, q_rows);
@@ -288,7 +296,7 @@ static enum status load_all(struct loader *loader) {
     const struct model_config *config = &model->config;
     loader->used = 0;
     loader->source_name = NULL;
-    enum kernels_dtype packed = loader->source_dtype == KERNELS_BF16 ? KERNELS_BF16 : KERNELS_F32;
+    enum kernels_dtype packed = packed_dtype(loader);
     if (!loader->is_dry) {
         matrix_take(&model->embedding, packed, config->vocab, config->hidden);
         model->head = model->embedding;
@@ -383,7 +391,8 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
     name_take(directory, info->name, sizeof(info->name));
     text_copy(info->architecture, sizeof(info->architecture), config->architecture);
     const char *dtype = source == KERNELS_F32 ? "f32" : source == KERNELS_F16 ? "f16" : "bf16";
-    (void)snprintf(info->numerics, sizeof(info->numerics), "%s/%s/%u", dtype,
+    const char *rounded = model->weights == MODEL_WEIGHTS_INT8 ? "int8-" : "";
+    (void)snprintf(info->numerics, sizeof(info->numerics), "%s%s/%s/%u", rounded, dtype,
                    model->kernels->numerics, KERNELS_VERSION);
     info->vocab_count = config->vocab;
     info->context_tokens = config->context_tokens;
@@ -414,12 +423,14 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
     }
 }
 
-enum status model_create(const char *directory, const struct kernels *kernels, struct writer *error,
+enum status model_create(const char *directory, const struct kernels *kernels,
+                         enum model_weights weights, struct writer *error,
                          struct model **model_out) {
     struct model *model = calloc(1, sizeof(*model));
     struct checkpoint *checkpoint = NULL;
     CHECK(model != NULL && kernels != NULL);
     model->kernels = kernels;
+    model->weights = weights;
     enum status status = config_read(directory, error, &model->config);
     if (status == STATUS_OK) {
         status = checkpoint_open(directory, error, &checkpoint);
@@ -436,7 +447,7 @@ enum status model_create(const char *directory, const struct kernels *kernels, s
     }
     if (status == STATUS_OK) {
         loader.is_dry = false;
-        loader.hash = shape_hash(&model->config);
+        loader.hash = mix64(shape_hash(&model->config) ^ weights);
         status = load_all(&loader);
     }
     free(loader.is_used);

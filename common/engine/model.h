@@ -22,6 +22,12 @@
 struct kernels;
 struct model;
 
+/* What the matrices become in memory. */
+enum model_weights {
+    MODEL_WEIGHTS_FILE, /* as the file has them; F16 is widened, exactly */
+    MODEL_WEIGHTS_INT8, /* rounded to 8 bits in groups of 64, at load: half the bytes of BF16 */
+};
+
 /* Default sampling of generation_config.json; where it says nothing, the neutral value. */
 struct model_defaults {
     float temperature;        /* 1 when unset; 0 when do_sample is false explicitly */
@@ -34,8 +40,9 @@ struct model_defaults {
 struct model_info {
     char name[MODEL_TEXT_MAX]; /* the directory's own name */
     char architecture[64];     /* "LlamaForCausalLM" */
-    char numerics[32];         /* dtype/instruction class/kernel version: "f32/avx2/1" */
-    uint64_t fingerprint;      /* hash of the shape numbers and of every weight byte */
+    char numerics[32];         /* dtype/instruction class/kernel version: "f32/avx2/1" or, rounded
+                                  from BF16, "int8-bf16/avx2/1" */
+    uint64_t fingerprint;      /* hash of the shape, of every weight byte, and of the rounding */
     uint64_t parameter_count;  /* a tied head counts once */
     uint64_t weight_bytes;     /* resident, as packed */
     uint32_t vocab_count;      /* token ids are [0, vocab_count) */
@@ -61,7 +68,8 @@ struct model_info {
  * a value is wrong; STATUS_UNSUPPORTED: understood, not served; STATUS_IO: cannot read.
  * Blocks for the time it takes to read the files. */
 MUST_USE enum status model_create(const char *directory, const struct kernels *kernels,
-                                  struct writer *error, struct model **model_out);
+                                  enum model_weights weights, struct writer *error,
+                                  struct model **model_out);
 /* Accepts NULL. No engine may be using it. */
 void model_destroy(struct model *model);
 

@@ -22,6 +22,7 @@ struct model {
     struct model_info info;
     struct model_config config;
     const struct kernels *kernels;
+    enum model_weights weights;
     struct model_layer *layers;
     struct kernels_weights embedding; /* [vocab, hidden]; rows by kernels_weights_row */
     struct kernels_weights head;      /* the same data as the embedding when tied */

@@ -24,6 +24,8 @@
 #define KV_BYTES_AUTO  (1ull << 30)
 #define LINK_STOP_MS   3000
 
+static const char *const weights_choices[] = {
+    [MODEL_WEIGHTS_FILE] = "file", [MODEL_WEIGHTS_INT8] = "int8", NULL};
 static const char *const link_choices[] = {[KVLINK_TRANSPORT_TCP] = "tcp",
                                            [KVLINK_TRANSPORT_SHM] = "shm",
                                            [KVLINK_TRANSPORT_AUTO] = "auto",
@@ -34,6 +36,10 @@ const struct config_entry worker_config_entries[] = {
     {.flag = "model", .type = CONFIG_TEXT, .unit = "DIR", .is_required = true,
      .help = "model directory: config.json, *.safetensors, tokenizer.json, generation_config.json",
      .offset = offsetof(struct worker_settings, model)},
+    {.flag = "weights", .type = CONFIG_CHOICE, .value = "file", .choices = weights_choices,
+     .help = "file: as the model has them; int8: rounded to 8 bits while loading, half the memory and reading of bf16 at a "
+             "small loss; workers of one model must agree",
+     .offset = offsetof(struct worker_settings, weights)},
     {.flag = "served-model-name", .type = CONFIG_TEXT, .unit = "NAME", .least = 1, .most = LABEL_MAX - 1,
      .help = "what clients call the model; unset: the directory's own name",
      .offset = offsetof(struct worker_settings, served_name)},
@@ -431,7 +437,7 @@ static enum status load_model(struct worker *worker) {
         return start_status(status);
     }
     sentence_init(&why);
-    status = model_create(settings->model, kernels_select(NULL), &why.writer, &worker->model);
+    status = model_create(settings->model, kernels_select(NULL), settings->weights, &why.writer, &worker->model);
     if (status != STATUS_OK) {
         LOG_ERROR("--model cannot be served", LOG_TEXT("directory", settings->model),
                   LOG_TEXT("why", sentence_text(&why)));

@@ -30,6 +30,7 @@ struct worker_settings {
     const char *kv_device;
     uint32_t link; /* enum kvlink_transport */
     const char *model;
+    uint32_t weights; /* enum model_weights */
     const char *served_name; /* NULL: the directory's own name */
     uint64_t kv_tokens;      /* 0: worker_create chooses */
     uint32_t page_tokens;

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """The recorded greedy answers come out token for token: across two workers, and from one."""
-from harness import GOLDEN, Case, Metrics, client, main, make_request, until
+from harness import GOLDEN, Case, Metrics, answers, client, main, make_request, until
 
 
 class Golden(Case):
@@ -32,6 +32,30 @@ class Golden(Case):
         made = self.cluster(prefill=0)
         self.check_all(made, False)
         self.assertEqual(Metrics(made.of("decode")[0]).sum("baton_transfer_bytes_total"), 0)
+
+    def test_int8_weights_give_the_same_tokens_on_one_leg_and_on_two(self):
+        found = []
+        for prefill, above in ((1, "0"), (0, "0")):
+            made = self.cluster(prefill=prefill, arguments={"router": ["--disaggregate-above", above], "workers": ["--weights", "int8"]})
+            with client(made) as each:
+                until("a first answer", lambda each=each: answers(each, make_request("a", max_tokens=1)), 15)
+                found.append([each.ask(golden["prompt"], max_tokens=60) for golden in GOLDEN])
+            made.down()
+        for two, one, golden in zip(*found, GOLDEN):
+            self.assertEqual(two.ids, one.ids)
+            self.assertTrue(two.trace.kv_bytes and not one.trace.kv_bytes)
+            # Rounded weights answer as the exact ones do for a while.
+            self.assertEqual(two.ids[:4], golden["greedy_ids"][:4])
+
+    def test_weights_of_two_kinds_never_meet(self):
+        made = self.cluster(prefill=0, arguments={"router": ["--disaggregate-above", "0"]})
+        made.start_program("prefill", arguments=["--weights", "int8"])
+        with client(made) as each:
+            until("an answer", lambda: answers(each, make_request("a", max_tokens=1)), 15)
+            for golden in GOLDEN[:2]:
+                answer = each.ask(golden["prompt"], max_tokens=20)
+                self.assertEqual(answer.ids, golden["greedy_ids"][:20])
+                self.assertEqual(answer.trace.prefill_worker, "")
 
     def test_token_ids_give_what_the_prompt_gives(self):
         made = self.cluster()

@@ -1,12 +1,12 @@
 /* How near the engine comes to this machine's own limits, both measured in the same run:
  *
- *     engine_bench MODEL_DIRECTORY [THREADS [BACKEND]]
+ *     engine_bench MODEL_DIRECTORY [THREADS [BACKEND [int8]]]
  *
- * BACKEND is a name of kernels_select; without one, the best. Limits: reading a large array
- * (bytes/s), and independent multiply-adds of the widest kind that the processor has (FLOP/s).
- * Engine: decode steps of 1, 4 and 16 rows, and one prefill of 512 tokens. Each is the best of a
- * few repetitions; a few seconds in all. Other processes on the machine spoil the numbers: the
- * share of processor time that went elsewhere is printed. */
+ * BACKEND is a name of kernels_select, or "best"; int8 rounds the weights. Limits: reading a large
+ * array (bytes/s), and independent multiply-adds of the widest kind that the processor has
+ * (FLOP/s). Engine: decode steps of 1, 4 and 16 rows, and one prefill of 512 tokens. Each is the
+ * best of a few repetitions; a few seconds in all. Other processes on the machine spoil the
+ * numbers: the share of processor time that went elsewhere is printed. */
 #include "base/check.h"
 #include "engine/engine.h"
 #include "engine/team.h"
@@ -256,12 +256,12 @@ static double machine_seconds(void) {
 }
 
 static void run(struct bench *bench, const char *directory, uint32_t threads,
-                const struct kernels *kernels) {
+                const struct kernels *kernels, enum model_weights weights) {
     char text[512];
     struct writer error;
     struct model *model = NULL;
     writer_init(&error, text, sizeof(text));
-    if (model_create(directory, kernels, &error, &model) != STATUS_OK) {
+    if (model_create(directory, kernels, weights, &error, &model) != STATUS_OK) {
         (void)fprintf(stderr, "engine_bench: %.*s\n", (int)error.len, text);
         exit(1);
     }
@@ -318,8 +318,8 @@ static void run(struct bench *bench, const char *directory, uint32_t threads,
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2 || argc > 4 || argv[1][0] == '-') {
-        (void)fprintf(stderr, "usage: engine_bench MODEL_DIRECTORY [THREADS [BACKEND]]\n");
+    if (argc < 2 || argc > 5 || (argc == 5 && strcmp(argv[4], "int8") != 0) || argv[1][0] == '-') {
+        (void)fprintf(stderr, "usage: engine_bench MODEL_DIRECTORY [THREADS [BACKEND [int8]]]\n");
         return 2;
     }
     unsigned long threads = argc >= 3 ? strtoul(argv[2], NULL, 10) : 1;
@@ -327,7 +327,8 @@ int main(int argc, char **argv) {
         (void)fprintf(stderr, "engine_bench: THREADS must be from 1 to %u\n", ENGINE_THREADS_MAX);
         return 2;
     }
-    const struct kernels *kernels = kernels_select(argc == 4 ? argv[3] : NULL);
+    const struct kernels *kernels =
+        kernels_select(argc >= 4 && strcmp(argv[3], "best") != 0 ? argv[3] : NULL);
     if (kernels == NULL) {
         (void)fprintf(stderr, "engine_bench: BACKEND %s is unknown, or not for this processor\n",
                       argv[3]);
@@ -336,6 +337,7 @@ int main(int argc, char **argv) {
     struct bench bench = {0};
     CHECK(pthread_mutex_init(&bench.lock, NULL) == 0);
     CHECK(pthread_cond_init(&bench.changed, NULL) == 0);
-    run(&bench, argv[1], (uint32_t)threads, kernels);
+    run(&bench, argv[1], (uint32_t)threads, kernels,
+        argc == 5 ? MODEL_WEIGHTS_INT8 : MODEL_WEIGHTS_FILE);
     return 0;
 }

@@ -16,7 +16,7 @@
 const struct sampling driver_greedy = {
     .temperature = 0, .top_p = 1, .top_k = -1, .repetition_penalty = 1, .ignore_eos = true};
 
-struct model *driver_model(const char *path, const char *backend) {
+struct model *driver_model_as(const char *path, const char *backend, enum model_weights weights) {
     const struct kernels *kernels = kernels_select(backend);
     if (kernels == NULL) {
         return NULL;
@@ -27,10 +27,14 @@ struct model *driver_model(const char *path, const char *backend) {
     struct model *model = NULL;
     writer_init(&error, text, sizeof(text));
     (void)snprintf(directory, sizeof(directory), "%s/tests/data/%s", BATON_SOURCE_DIR, path);
-    if (model_create(directory, kernels, &error, &model) != STATUS_OK) {
+    if (model_create(directory, kernels, weights, &error, &model) != STATUS_OK) {
         fail_msg("%.*s", (int)error.len, text);
     }
     return model;
+}
+
+struct model *driver_model(const char *path, const char *backend) {
+    return driver_model_as(path, backend, MODEL_WEIGHTS_FILE);
 }
 
 static void on_layer(void *context, uint64_t step, uint32_t layer) {

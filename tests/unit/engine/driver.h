@@ -42,6 +42,8 @@ struct driver_config {
 /* A model from the source tree's data, opened with a backend ("c", "avx2"); NULL if the CPU lacks
  * it. */
 struct model *driver_model(const char *path_in_tests_data, const char *backend);
+struct model *driver_model_as(const char *path_in_tests_data, const char *backend,
+                              enum model_weights weights);
 
 void driver_open(struct driver *driver, const struct driver_config *config);
 void driver_close(struct driver *driver);

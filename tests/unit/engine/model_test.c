@@ -143,7 +143,8 @@ static struct model *open_good(const struct builder *b) {
     struct writer error;
     struct model *model = NULL;
     writer_init(&error, text, sizeof(text));
-    if (model_create(b->directory, kernels_select(NULL), &error, &model) != STATUS_OK) {
+    if (model_create(b->directory, kernels_select(NULL), MODEL_WEIGHTS_FILE, &error, &model) !=
+        STATUS_OK) {
         fail_msg("%.*s", (int)error.len, text);
     }
     return model;
@@ -155,7 +156,8 @@ static void expect_refusal(const struct builder *b, enum status status, const ch
     struct writer error;
     struct model *model = NULL;
     writer_init(&error, text, sizeof(text) - 1);
-    enum status found = model_create(b->directory, kernels_select("c"), &error, &model);
+    enum status found =
+        model_create(b->directory, kernels_select("c"), MODEL_WEIGHTS_FILE, &error, &model);
     text[error.len] = '\0';
     if (found != status || strstr(text, part) == NULL) {
         fail_msg("wanted %s and \"%s\", got %s: %s", status_name(status), part, status_name(found),
@@ -183,7 +185,7 @@ static void test_a_model_tells_what_it_is(void **state) {
     assert_string_equal(info->name, b.directory + 5);
     assert_string_equal(info->architecture, "LlamaForCausalLM");
     char numerics[32];
-    (void)snprintf(numerics, sizeof(numerics), "f32/%s/%u", kernels_select(NULL)->name,
+    (void)snprintf(numerics, sizeof(numerics), "f32/%s/%u", kernels_select(NULL)->numerics,
                    KERNELS_VERSION);
     assert_string_equal(info->numerics, numerics);
     assert_int_equal(info->vocab_count, 10);
@@ -438,7 +440,8 @@ static void test_make_model_makes_models_that_load(void **state) {
         struct writer error;
         struct model *model = NULL;
         writer_init(&error, text, sizeof(text));
-        if (model_create(b.directory, kernels_select("c"), &error, &model) != STATUS_OK) {
+        if (model_create(b.directory, kernels_select("c"), MODEL_WEIGHTS_FILE, &error, &model) !=
+            STATUS_OK) {
             fail_msg("%.*s", (int)error.len, text);
         }
         const struct model_info *info = model_info(model);
@@ -769,7 +772,8 @@ static void test_random_damage_never_crashes_the_loader(void **state) {
         struct writer error;
         struct model *model = NULL;
         writer_init(&error, text, sizeof(text));
-        enum status status = model_create(b.directory, kernels_select("c"), &error, &model);
+        enum status status =
+            model_create(b.directory, kernels_select("c"), MODEL_WEIGHTS_FILE, &error, &model);
         if (status != STATUS_OK) {
             assert_null(model);
             assert_true(error.len > 10);
