@@ -151,6 +151,18 @@ class Session(Mail):
     def send_bytes(self, data):
         self.out.put(data)
 
+    def is_read(self, within=10.0):
+        """Waits until all that was said here has been read, or has ended the session: an id that nobody can hold comes
+        back as unknown. Returns whether the session lives."""
+        nobody = 0xDEAD << 48
+        self.send(audit=peer.Ids(ids=[nobody]))
+        try:
+            self.expect("unknown", within=within, where=lambda message: nobody in message.ids)
+        except AssertionError:
+            if self.end is None:
+                raise
+        return self.end is None
+
     def close(self, why="closed by us"):
         self.call.cancel()
         self.out.put(None)

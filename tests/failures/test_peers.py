@@ -182,7 +182,7 @@ class Frames(Peers):
         decode = self.worker("decode", "--test-step-delay", "20ms", "--timer-open", "20s")
         canary = self.session(decode)
         self.assertEqual(set(self.frames(1, 1, 1, 1)), set(KINDS), "a message that this test does not know")
-        attempt = 1000
+        attempt, ended = 1000, {"router": set(), "prefill": set()}
         for state in ("reserved", "receiving", "running", "leaving", "gone"):
             for sender in ("router", "prefill"):
                 for kind in KINDS:
@@ -199,13 +199,20 @@ class Frames(Peers):
                         to_d.expect("end")
                     own = to_d if sender == "router" else from_p
                     own.send(**{kind: self.frames(attempt, admitted.slot, admitted.key, own.incarnation)[kind]})
-                    own.send(abort=peer.Abort(attempt=attempt))  # legal, again, and after the session's end
+                    if not own.is_read():
+                        ended[sender].add(kind)
                     to_d.close()
                     from_p.close()
                 self.is_served(canary, attempt)
                 self.assertTrue(decode.alive(), decode.tail())
             self.rest(decode, within=3)
         self.assertIsNone(canary.end)
+        # What the other side of such a session never says ends it; what it may say late, early or twice does not.
+        for sender, may in (("router", {"beat", "audit", "unknown", "abort"}),
+                            ("prefill", {"beat", "audit", "unknown", "open", "fin", "abort_slot"})):
+            self.assertFalse(ended[sender] & may, f"legal messages of a {sender} ended its session")
+            self.assertLessEqual({"admitted", "rejected", "queued", "prefill_end", "commit", "tokens", "end", "committed"},
+                                 ended[sender], f"impossible messages of a {sender} did not end its session")
         metrics = Metrics(decode)
         self.assertEqual((metrics.sum("baton_ledger_imbalance"), metrics.sum("baton_deadline_overrun_seconds")), (0, 0))
 
@@ -223,9 +230,9 @@ class Frames(Peers):
                 for kind in KINDS:
                     stranger = self.session(decode, role=role, layout=canary.hello)
                     stranger.send(**{kind: self.frames(7, admitted.slot, admitted.key + 1, stranger.incarnation)[kind]})
-                    stranger.send(beat=peer.Beat(progress=8))
+                    stranger.is_read()
                     stranger.close()
-            self.is_served(canary, 8000 + len(state))  # everything above has been read by now
+            self.is_served(canary, 8000 + len(state))
             self.assertIsNone(to_d.end)
             self.assertFalse(to_d.has("end"), f"a stranger ended a request that was {state}")
             mine = [each for each in entries(decode)["entries"] if each["label"] == "played-7"]
@@ -271,7 +278,15 @@ class Frames(Peers):
                         to_p.expect("prefill_end")
                     own = to_p if sender == "router" else session
                     own.send(**{kind: self.frames(attempt, slot, attempt, liar.incarnation)[kind]})
-                    to_p.send(abort=peer.Abort(attempt=attempt))
+                    if sender == "router":
+                        to_p.is_read()
+                    else:
+                        # Read, or the end of their session: its answer to an audit.
+                        session.send(audit=peer.Ids(ids=[0xDEAD << 48]))
+                        until("it is read", lambda session=session: session.end is not None or session.has(
+                            "unknown", lambda message: 0xDEAD << 48 in message.ids), 5, 0.002)
+                        with session.changed:
+                            session.envelopes.clear()
                     to_p.close()
                 self.assertTrue(prefill.alive(), prefill.tail())
             self.rest(prefill, within=3)
