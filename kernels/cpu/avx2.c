@@ -438,6 +438,22 @@ static void rows_find(const struct kernels_attention *a, uint32_t first, uint32_
     }
 }
 
+/* sum_lanes of eight registers at once, in its order: halves, then pairs, then the last two. */
+INLINE __m256 sum_lanes_of_8(const __m256 *v) {
+    __m256 part[4];
+#pragma GCC unroll 4
+    for (uint32_t t = 0; t < 4; t++) {
+        part[t] = _mm256_add_ps(_mm256_permute2f128_ps(v[t], v[t + 4], 0x20),
+                                _mm256_permute2f128_ps(v[t], v[t + 4], 0x31));
+    }
+    __m256 first = _mm256_add_ps(_mm256_shuffle_ps(part[0], part[1], 0x44),
+                                 _mm256_shuffle_ps(part[0], part[1], 0xee));
+    __m256 second = _mm256_add_ps(_mm256_shuffle_ps(part[2], part[3], 0x44),
+                                  _mm256_shuffle_ps(part[2], part[3], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(first, second, 0x88),
+                         _mm256_shuffle_ps(first, second, 0xdd));
+}
+
 /* Eight dot products; each is one chain of lanes over the dimension, then sum_lanes' order. */
 INLINE __m256 dots(const float *q, const unsigned char *const *k, uint32_t dim,
                    const bool is_bf16) {
@@ -461,12 +477,7 @@ INLINE __m256 dots(const float *q, const unsigned char *const *k, uint32_t dim,
             sum[t] = _mm256_fmadd_ps(value, load_kv(k[t], is_bf16, i, dim - i), sum[t]);
         }
     }
-    float result[8];
-#pragma GCC unroll 8
-    for (uint32_t t = 0; t < 8; t++) {
-        result[t] = sum_lanes(sum[t]);
-    }
-    return _mm256_loadu_ps(result);
+    return sum_lanes_of_8(sum);
 }
 
 /* out[i .. i + 8 * vectors) = out * keep + sum of weight[t] * v[t], t upwards in one chain. The

@@ -351,6 +351,288 @@ static void avx512_add(float *out, const float *x, size_t count) {
     }
 }
 
+/* ---- attention ---- */
+
+/* Two query heads of one KV head side by side: the low half of a register is one, the high half
+ * the other, each with the lanes and the order that avx2.c gives it. */
+struct pair {
+    const float *q[2];
+    float *out[2];
+    float largest[2];
+    float total[2];
+};
+
+struct rows {
+    const unsigned char *k[KERNELS_ATTENTION_BLOCK];
+    const unsigned char *v[KERNELS_ATTENTION_BLOCK];
+};
+
+INLINE __m512 both(__m256 low, __m256 high) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+/* Addresses of the rows [first, first + count), the KV head's first value included. Past count, up
+ * to the next multiple of 8, the last row repeats: it is computed and thrown away. */
+static void rows_find(const struct kernels_attention *a, uint32_t first, uint32_t count,
+                      size_t head_bytes, struct rows *rows) {
+    uint32_t page = first / a->page_tokens;
+    uint32_t in_page = first % a->page_tokens;
+    for (uint32_t t = 0; t < count; t++) {
+        uint64_t at =
+            (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes + head_bytes;
+        rows->k[t] = a->base + at + a->k_offset;
+        rows->v[t] = a->base + at + a->v_offset;
+        if (++in_page == a->page_tokens) {
+            in_page = 0;
+            page++;
+        }
+    }
+    for (uint32_t t = count; t % 8 != 0; t++) {
+        rows->k[t] = rows->k[count - 1];
+    }
+}
+
+/* Values [first, first + count) of a K row, in both halves; count in [1, 8]. */
+INLINE __m512 load_key(const unsigned char *row, uint32_t first, uint32_t count,
+                       const bool is_bf16) {
+    __mmask8 mask = (__mmask8)((1u << count) - 1);
+    if (!is_bf16) {
+        const float *from = (const float *)(const void *)row + first;
+        if (count == 8) {
+            return _mm512_broadcast_f32x8(_mm256_loadu_ps(from));
+        }
+        return _mm512_broadcast_f32x8(_mm256_maskz_loadu_ps(mask, from));
+    }
+    uint16_t halves[8] = {0};
+    const unsigned char *from = row + (size_t)first * 2;
+    if (count < 8) {
+        memcpy(halves, from, (size_t)count * 2);
+        from = (const unsigned char *)halves;
+    }
+    __m256i twice =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(twice), 16));
+}
+
+/* The lanes of each half added up, for eight registers: sums of the low halves, then of the high
+ * ones. The order is avx2.c's sum_lanes. */
+INLINE __m512 sum_halves_of_8(const __m512 *v) {
+    __m512 part[4];
+#pragma GCC unroll 4
+    for (uint32_t t = 0; t < 4; t++) {
+        part[t] = _mm512_add_ps(_mm512_shuffle_f32x4(v[t], v[t + 4], 0x88),
+                                _mm512_shuffle_f32x4(v[t], v[t + 4], 0xdd));
+    }
+    __m512 first = _mm512_add_ps(_mm512_shuffle_ps(part[0], part[1], 0x44),
+                                 _mm512_shuffle_ps(part[0], part[1], 0xee));
+    __m512 second = _mm512_add_ps(_mm512_shuffle_ps(part[2], part[3], 0x44),
+                                  _mm512_shuffle_ps(part[2], part[3], 0xee));
+    __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x88),
+                                _mm512_shuffle_ps(first, second, 0xdd));
+    return _mm512_shuffle_f32x4(sums, sums, 0xd8); /* quarters: low, high, low, high */
+}
+
+/* Eight tokens' dot products with both heads. */
+INLINE __m512 dots(const struct pair *pair, const unsigned char *const *k, uint32_t dim,
+                   const bool is_bf16) {
+    __m512 sum[8];
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < 8; t++) {
+        sum[t] = _mm512_setzero_ps();
+    }
+    uint32_t i = 0;
+    for (; i + 8 <= dim; i += 8) {
+        __m512 value = both(_mm256_loadu_ps(pair->q[0] + i), _mm256_loadu_ps(pair->q[1] + i));
+#pragma GCC unroll 8
+        for (uint32_t t = 0; t < 8; t++) {
+            sum[t] = _mm512_fmadd_ps(value, load_key(k[t], i, 8, is_bf16), sum[t]);
+        }
+    }
+    if (i < dim) {
+        __mmask8 mask = (__mmask8)((1u << (dim - i)) - 1);
+        __m512 value = both(_mm256_maskz_loadu_ps(mask, pair->q[0] + i),
+                            _mm256_maskz_loadu_ps(mask, pair->q[1] + i));
+#pragma GCC unroll 8
+        for (uint32_t t = 0; t < 8; t++) {
+            sum[t] = _mm512_fmadd_ps(value, load_key(k[t], i, dim - i, is_bf16), sum[t]);
+        }
+    }
+    return sum_halves_of_8(sum);
+}
+
+INLINE __m512 load_value(const unsigned char *row, uint32_t first, __mmask16 mask,
+                         const bool is_bf16) {
+    if (!is_bf16) {
+        return _mm512_maskz_loadu_ps(mask, (const float *)(const void *)row + first);
+    }
+    const unsigned char *from = row + (size_t)first * 2;
+    uint16_t halves[16] = {0};
+    if (mask != 0xffff) {
+        memcpy(halves, from, (size_t)__builtin_popcount(mask) * 2);
+        from = (const unsigned char *)halves;
+    }
+    __m256i packed = _mm256_loadu_si256((const __m256i *)(const void *)from);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(packed), 16));
+}
+
+/* out[i .. i + 16 * vectors) = out * keep + sum of score[t] * v[t] for both heads, t upwards in one
+ * chain. The last vector has the lanes of `last`. */
+INLINE void values(const struct pair *pair, const float (*score)[KERNELS_ATTENTION_BLOCK],
+                   const unsigned char *const *v, uint32_t i, uint32_t count, const float *keep,
+                   __mmask16 last, const uint32_t vectors, const bool is_bf16) {
+    __m512 sum[2][4];
+    memset(sum, 0, sizeof(sum));
+    for (uint32_t t = 0; t < count; t++) {
+        __m512 by[2] = {_mm512_set1_ps(score[0][t]), _mm512_set1_ps(score[1][t])};
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < vectors; j++) {
+            __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
+            __m512 value = load_value(v[t], i + j * 16, mask, is_bf16);
+            sum[0][j] = _mm512_fmadd_ps(by[0], value, sum[0][j]);
+            sum[1][j] = _mm512_fmadd_ps(by[1], value, sum[1][j]);
+        }
+    }
+#pragma GCC unroll 2
+    for (uint32_t h = 0; h < 2; h++) {
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < vectors; j++) {
+            __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
+            float *out = pair->out[h] + i + j * 16;
+            __m512 old = _mm512_maskz_loadu_ps(mask, out);
+            _mm512_mask_storeu_ps(out, mask,
+                                  _mm512_fmadd_ps(old, _mm512_set1_ps(keep[h]), sum[h][j]));
+        }
+    }
+}
+
+INLINE float largest_lane(__m256 v) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    half = _mm_max_ss(half, _mm_movehdup_ps(half));
+    return _mm_cvtss_f32(half);
+}
+INLINE float sum_lanes(__m256 v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    half = _mm_add_ss(half, _mm_movehdup_ps(half));
+    return _mm_cvtss_f32(half);
+}
+INLINE __m256 half_of(__m512 v, const int which) {
+    return which == 0 ? _mm512_castps512_ps256(v) : _mm512_extractf32x8_ps(v, 1);
+}
+
+INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows, uint32_t count,
+                         struct pair *pair, const bool is_bf16) {
+    _Alignas(64) float score[2][KERNELS_ATTENTION_BLOCK];
+    const __m512 lowest = _mm512_set1_ps(-INFINITY);
+    __m512 largest = lowest;
+    for (uint32_t t = 0; t < count; t += 8) {
+        __m512 value =
+            _mm512_mul_ps(dots(pair, rows->k + t, a->head_dim, is_bf16), _mm512_set1_ps(a->scale));
+        if (count - t < 8) {
+            uint32_t real = (1u << (count - t)) - 1;
+            value = _mm512_mask_blend_ps((__mmask16)(real | real << 8), lowest, value);
+        }
+        _mm256_store_ps(score[0] + t, half_of(value, 0));
+        _mm256_store_ps(score[1] + t, half_of(value, 1));
+        largest = _mm512_max_ps(value, largest);
+    }
+    float merged[2];
+    float keep[2];
+    for (int h = 0; h < 2; h++) {
+        float block = largest_lane(h == 0 ? half_of(largest, 0) : half_of(largest, 1));
+        merged[h] = block > pair->largest[h] ? block : pair->largest[h];
+        keep[h] = _mm512_cvtss_f32(exp_lanes(_mm512_set1_ps(pair->largest[h] - merged[h])));
+    }
+    __m512 top = both(_mm256_set1_ps(merged[0]), _mm256_set1_ps(merged[1]));
+    __m512 sum = _mm512_setzero_ps();
+    for (uint32_t t = 0; t < count; t += 8) {
+        __m512 value = both(_mm256_load_ps(score[0] + t), _mm256_load_ps(score[1] + t));
+        value = exp_lanes(_mm512_sub_ps(value, top));
+        _mm256_store_ps(score[0] + t, half_of(value, 0));
+        _mm256_store_ps(score[1] + t, half_of(value, 1));
+        sum = _mm512_add_ps(sum, value);
+    }
+    uint32_t dim = a->head_dim;
+    uint32_t i = 0;
+    for (; i + 64 <= dim; i += 64) {
+        values(pair, score, rows->v, i, count, keep, 0xffff, 4, is_bf16);
+    }
+    for (; i < dim; i += 16) {
+        values(pair, score, rows->v, i, count, keep, tail_mask(dim - i), 1, is_bf16);
+    }
+    pair->total[0] = pair->total[0] * keep[0] + sum_lanes(half_of(sum, 0));
+    pair->total[1] = pair->total[1] * keep[1] + sum_lanes(half_of(sum, 1));
+    pair->largest[0] = merged[0];
+    pair->largest[1] = merged[1];
+}
+
+/* Query heads of one KV head that share each block while it is in the cache. */
+#define PAIRS_MAX    8u
+#define HEAD_DIM_MAX 1024u
+
+INLINE void attend_group(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
+                         uint32_t head_count, const bool is_bf16) {
+    float spare[HEAD_DIM_MAX]; /* what the second half of an odd last pair computes */
+    struct pair pairs[PAIRS_MAX];
+    struct rows rows;
+    uint32_t dim = a->head_dim;
+    uint32_t count = (head_count + 1) / 2;
+    for (uint32_t i = 0; i < count; i++) {
+        bool is_odd = 2 * i + 1 == head_count;
+        const float *q = a->q + (size_t)(head_first + 2 * i) * dim;
+        float *out = a->out + (size_t)(head_first + 2 * i) * dim;
+        pairs[i] = (struct pair){.q = {q, is_odd ? q : q + dim},
+                                 .out = {out, is_odd ? spare : out + dim},
+                                 .largest = {-INFINITY, -INFINITY}};
+        memset(pairs[i].out[0], 0, dim * sizeof(float));
+        memset(pairs[i].out[1], 0, dim * sizeof(float));
+    }
+    size_t head_bytes = (size_t)kv_head * dim * (is_bf16 ? 2 : 4);
+    for (uint32_t first = 0; first < a->length; first += KERNELS_ATTENTION_BLOCK) {
+        uint32_t some = a->length - first;
+        some = some < KERNELS_ATTENTION_BLOCK ? some : KERNELS_ATTENTION_BLOCK;
+        rows_find(a, first, some, head_bytes, &rows);
+        for (uint32_t i = 0; i < count; i++) {
+            attend_block(a, &rows, some, &pairs[i], is_bf16);
+        }
+    }
+    for (uint32_t i = 0; i < head_count; i++) {
+        float *out = pairs[i / 2].out[i % 2];
+        for (uint32_t j = 0; j < dim; j++) {
+            out[j] /= pairs[i / 2].total[i % 2];
+        }
+    }
+}
+
+static void attend_f32(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
+                       uint32_t head_count) {
+    attend_group(a, kv_head, head_first, head_count, false);
+}
+static void attend_bf16(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
+                        uint32_t head_count) {
+    attend_group(a, kv_head, head_first, head_count, true);
+}
+
+static void avx512_attention(const struct kernels_attention *a, uint32_t kv_head_first,
+                             uint32_t kv_head_end) {
+    uint32_t group = a->heads / a->kv_heads;
+    if (group == 1 || a->head_dim > HEAD_DIM_MAX) { /* nothing to pair */
+        kernels_avx2.attention(a, kv_head_first, kv_head_end);
+        return;
+    }
+    for (uint32_t kv_head = kv_head_first; kv_head < kv_head_end; kv_head++) {
+        for (uint32_t first = 0; first < group; first += 2 * PAIRS_MAX) {
+            uint32_t count = group - first < 2 * PAIRS_MAX ? group - first : 2 * PAIRS_MAX;
+            if (a->kv_dtype == KERNELS_BF16) {
+                attend_bf16(a, kv_head, kv_head * group + first, count);
+            } else {
+                attend_f32(a, kv_head, kv_head * group + first, count);
+            }
+        }
+    }
+}
+
 /* ---- what is the same instructions ---- */
 
 static void avx512_quantize(const struct kernels_quants *to, uint32_t row, const float *x,
@@ -371,11 +653,6 @@ static void avx512_widen(float *to, const void *from, enum kernels_dtype dtype, 
 static void avx512_store(void *to, enum kernels_dtype dtype, const float *from, size_t count) {
     kernels_avx2.store(to, dtype, from, count);
 }
-static void avx512_attention(const struct kernels_attention *attention, uint32_t kv_head_first,
-                             uint32_t kv_head_end) {
-    kernels_avx2.attention(attention, kv_head_first, kv_head_end);
-}
-
 const struct kernels kernels_avx512 = {
     .name = "avx512",
     .numerics = "avx2", /* bit for bit */
