@@ -46,8 +46,11 @@ static struct span canary_every(const struct canary *canary, uint32_t routers) {
 
 static enum canary_legs canary_choose(const struct canary *canary,
                                       const struct canary_facts *facts) {
-    bool is_two_broken = canary->legs == CANARY_TWO_LEGS && canary->last == CANARY_FAILED;
-    bool is_two = facts->has_prefill && !is_two_broken && (mix64(canary->number) & 1) != 0;
+    /* By turns, but not always: with two decode workers, each would see one kind only. */
+    bool was_two = canary->legs == CANARY_TWO_LEGS;
+    bool is_same = mix64(canary->number) % 4 == 0;
+    bool is_broken = was_two && canary->last == CANARY_FAILED;
+    bool is_two = facts->has_prefill && !is_broken && was_two == is_same;
     return is_two ? CANARY_TWO_LEGS : CANARY_ONE_LEG;
 }
 
@@ -82,6 +85,14 @@ static enum canary_result canary_result_of(enum outcome outcome, enum cause caus
     return is_nobodys_fault ? CANARY_NO_ROOM : CANARY_FAILED;
 }
 
+/* Where steps are slow a canary lasts, and holds a page: most of the time none runs. */
+static void canary_rest(struct canary *canary, struct instant now) {
+    int64_t rest = 4 * instant_since(now, canary->started).ns;
+    rest = rest < canary->bound.ns / 4 ? rest : canary->bound.ns / 4;
+    struct instant due = instant_add(now, (struct span){rest});
+    canary->due = instant_reached(canary->due, due) ? canary->due : due;
+}
+
 enum canary_result canary_ended(struct canary *canary, enum outcome outcome, enum cause cause,
                                 const char *decode, const char *prefill, struct instant now) {
     CHECK(canary->is_running);
@@ -91,6 +102,7 @@ enum canary_result canary_ended(struct canary *canary, enum outcome outcome, enu
     canary->stats.results[legs][canary->last]++;
     switch (canary->last) {
     case CANARY_OK:
+        canary_rest(canary, now);
         canary->moved_at = now;
         canary->ok_at[0] = now;
         if (legs == 1) {

@@ -367,7 +367,9 @@ enum status engine_create(const struct engine_config *config, struct writer *err
         struct thread_config thread = {.name = "engine",
                                        .fn = engine_run,
                                        .arg = engine,
-                                       .beat_limit = span_ms(BEAT_LIMIT_MS)};
+                                       .beat_limit = config->beat_limit.ns > 0
+                                                         ? config->beat_limit
+                                                         : span_ms(BEAT_LIMIT_MS)};
         status = thread_start(&engine->thread, &thread);
         if (status != STATUS_OK) {
             (void)fail(error, status, "the system has no thread left for the engine");

@@ -43,6 +43,7 @@ struct engine_config {
     engine_on_step on_step;
     void *context;
     uint64_t alone_below;        /* steps of fewer multiply-adds are one thread's; 0: 8 million */
+    struct span beat_limit;      /* silence that the watchdog tolerates; 0: 30 s */
     struct span test_step_delay; /* tests only: each step sleeps this long before it computes */
 };
 

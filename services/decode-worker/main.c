@@ -125,9 +125,24 @@ static void describe(void *ctx, struct buffer *json) {
     worker_describe(self->worker, json);
 }
 
-static int64_t pages_imbalance(void *ctx) {
+static void balance(void *ctx, struct shell_balance *balance) {
     struct decode_worker *self = ctx;
-    return worker_pages_imbalance(self->worker);
+    worker_balance(self->worker, balance);
+}
+
+static void leak(void *ctx) {
+    struct decode_worker *self = ctx;
+    worker_leak(self->worker);
+}
+
+static void tick(void *ctx, struct instant now) {
+    struct decode_worker *self = ctx;
+    worker_tick(self->worker, now);
+}
+
+static void progress(void *ctx, struct buffer *lines) {
+    struct decode_worker *self = ctx;
+    worker_progress(self->worker, lines);
 }
 
 static void core_config(const struct worker *worker, struct decode_config *config) {
@@ -182,6 +197,10 @@ int main(int argc, char **argv) {
     self->worker->pages = &self->core.pages;
     self->worker->budget = &self->core.budget;
     self->worker->steps = &self->core.steps;
+    self->worker->is_stepping = &self->core.is_stepping;
+    self->worker->words = &self->core.words;
+    self->worker->ledger = &self->core.node.ledger;
+    self->worker->working_state = DECODE_RUNNING;
     add_metrics(self);
     const struct shell_core core = {.core = &self->core,
                                     .node = &self->core.node,
@@ -195,7 +214,10 @@ int main(int argc, char **argv) {
                                     .effect = effect,
                                     .refresh = refresh,
                                     .describe = describe,
-                                    .pages_imbalance = pages_imbalance};
+                                    .tick = tick,
+                                    .progress = progress,
+                                    .balance = balance,
+                                    .leak = leak};
     code = worker_run(self->worker, &core);
     free(memory);
     free(self);

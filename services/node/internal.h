@@ -28,7 +28,9 @@ enum shell_reason {
     SHELL_REASON_LEDGER,
     SHELL_REASON_OVERRUN,
     SHELL_REASON_AUDIT,
-    SHELL_REASON_CONTROL, /* the control thread did not answer */
+    SHELL_REASON_PROGRESS, /* what should move does not */
+    SHELL_REASON_BEATS,    /* a thread is silent for half of what the watchdog tolerates */
+    SHELL_REASON_CONTROL,  /* the control thread did not answer */
     SHELL_REASON_ROLE,
     SHELL_REASON_COUNT
 };
@@ -145,8 +147,9 @@ struct shell {
     struct shell_histogram_shown histograms[SHELL_HISTOGRAMS_MAX];
     uint32_t histogram_count;
     struct shell_metrics_set m;
-    uint64_t audit_seen; /* control thread */
+    uint64_t audit_seen; /* control thread, as the next two */
     struct instant audit_seen_at;
+    struct shell_balance balance_seen; /* as last logged */
 };
 
 /* ---- shell.c */
@@ -174,6 +177,13 @@ void advertise_choose(const char *wanted, const char *listen_host, char *out, si
 /* ---- report.c */
 extern const struct admin_route report_routes[];
 extern const uint32_t report_route_count;
+extern const struct admin_route report_test_routes[]; /* only with --test-hooks */
+extern const uint32_t report_test_route_count;
+/* Control thread. */
+struct shell_balance report_balance(const struct shell *shell);
+static inline bool report_is_balanced(const struct shell_balance *balance) {
+    return balance->entries == 0 && balance->pages == 0 && balance->words == 0;
+}
 void report_add_metrics(struct shell *shell);       /* in shell_create */
 void report_add_state_metrics(struct shell *shell); /* in shell_start */
 /* Fills `lines`, one reason per line, and which they are. True if ready. Main or admin thread. */

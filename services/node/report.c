@@ -17,18 +17,31 @@
 #define QUERY_MS        500
 #define AUDIT_WINDOW_MS 60000 /* so long a mismatch makes unready */
 #define OVERRUN_MAX_MS  500
+#define BEATS_LIMIT_MS  2000
 #define TERMINALS_SHOWN 100u
 #define ENTRIES_SHOWN   10000u
 #define DRAIN_MAX_S     86400.0
 #define THREADS_MAX     128u
 
 static const char *const reason_names[SHELL_REASON_COUNT] = {
-    "start", "etcd", "draining", "ledger", "overrun", "audit", "control", "role"};
+    "start", "etcd",     "draining", "ledger",  "overrun",
+    "audit", "progress", "beats",    "control", "role"};
 static const char *const role_values[] = {"none", "router", "prefill", "decode"};
 static const char *const outcome_values[] = {"none", "ok", "aborted", "failed"};
 
 static struct instant query_deadline(void) {
     return instant_add(clock_now(), span_ms(QUERY_MS));
+}
+
+/* ---- the ledger ----------------------------------------------------------------------------- */
+
+struct shell_balance report_balance(const struct shell *shell) {
+    const struct shell_core *core = &shell->core;
+    struct shell_balance balance = {.entries = ledger_imbalance(&core->node->ledger)};
+    if (core->balance != NULL) {
+        core->balance(core->ctx, &balance);
+    }
+    return balance;
 }
 
 /* ---- readiness ------------------------------------------------------------------------------ */
@@ -70,11 +83,13 @@ static void ready_fn(void *ctx) {
     struct shell *shell = query->shell;
     const struct shell_core *core = &shell->core;
     const struct node *node = core->node;
-    int64_t entries = ledger_imbalance(&node->ledger);
-    int64_t pages = core->pages_imbalance != NULL ? core->pages_imbalance(core->ctx) : 0;
-    if (entries != 0 || pages != 0) {
-        buffer_printf(&query->lines, "ledger imbalance: entries %lld, pages %lld (must be 0)\n",
-                      (long long)entries, (long long)pages);
+    struct shell_balance balance = report_balance(shell);
+    if (!report_is_balanced(&balance)) {
+        buffer_printf(&query->lines,
+                      "ledger imbalance: entries %lld, pages %lld, words %lld (must be 0): a bug "
+                      "has lost them, restart this process\n",
+                      (long long)balance.entries, (long long)balance.pages,
+                      (long long)balance.words);
         ready_reason(query, SHELL_REASON_LEDGER);
     }
     if (node->stats.overrun_ns > span_ms(OVERRUN_MAX_MS).ns) {
@@ -87,6 +102,13 @@ static void ready_fn(void *ctx) {
         ready_reason(query, SHELL_REASON_AUDIT);
     }
     size_t before = query->lines.len;
+    if (core->progress != NULL) {
+        core->progress(core->ctx, &query->lines);
+    }
+    if (query->lines.len > before) {
+        ready_reason(query, SHELL_REASON_PROGRESS);
+    }
+    before = query->lines.len;
     if (core->reasons != NULL) {
         core->reasons(core->ctx, &query->lines);
     }
@@ -118,6 +140,22 @@ static void ready_core(struct shell *shell, struct buffer *lines, bool *codes) {
     codes[SHELL_REASON_CONTROL] = true;
 }
 
+/* A thread that has been silent for half of what the watchdog gives it. Where that is little the
+ * process is gone before anybody could act on the answer. */
+static void ready_beats(struct buffer *lines, bool *codes) {
+    struct thread_view views[THREADS_MAX];
+    uint32_t count = thread_snapshot(views, THREADS_MAX);
+    for (uint32_t i = 0; i < count && i < THREADS_MAX; i++) {
+        const struct thread_view *view = &views[i];
+        if (view->limit.ns < span_ms(BEATS_LIMIT_MS).ns || view->silent.ns <= view->limit.ns / 2) {
+            continue;
+        }
+        buffer_printf(lines, "thread %s: silent for %.1f s; the process ends at %.1f s\n",
+                      view->name, span_to_seconds(view->silent), span_to_seconds(view->limit));
+        codes[SHELL_REASON_BEATS] = true;
+    }
+}
+
 bool report_ready(struct shell *shell, struct buffer *lines, bool codes[SHELL_REASON_COUNT]) {
     memset(codes, 0, SHELL_REASON_COUNT * sizeof *codes);
     if (!atomic_load(&shell->is_started)) {
@@ -136,6 +174,7 @@ bool report_ready(struct shell *shell, struct buffer *lines, bool codes[SHELL_RE
         buffer_text(lines, "draining\n");
         codes[SHELL_REASON_DRAINING] = true;
     }
+    ready_beats(lines, codes);
     ready_core(shell, lines, codes);
     for (uint32_t i = 0; i < SHELL_REASON_COUNT; i++) {
         if (codes[i]) {
@@ -222,9 +261,9 @@ void report_add_metrics(struct shell *shell) {
                                                     .labels = {{"cause", causes, CAUSE_COUNT}},
                                                     .hides_zero = true});
     m->imbalance = add_labelled(shell, METRIC_GAUGE, "baton_ledger_imbalance",
-                                "Created minus live minus terminal, and pages nobody accounts for; "
-                                "must be 0.",
-                                "what", (const char *const[]){"entries", "pages"}, 2);
+                                "Created minus live minus terminal; pages and token buffers nobody "
+                                "accounts for; must be 0.",
+                                "what", (const char *const[]){"entries", "pages", "words"}, 3);
     m->operations = add(shell, METRIC_GAUGE, "baton_entry_operations",
                         "Own operations outstanding, summed over live entries.");
     m->progress_age = add(shell, METRIC_GAUGE, "baton_last_progress_age_seconds",
@@ -366,9 +405,10 @@ static void refresh_fn(void *ctx) {
         metric_count_to(m->causes, i, ledger->terminal_causes[i]);
         metric_count_to(m->session_ends, i, node->stats.session_ends[i]);
     }
-    metric_set(m->imbalance, 0, (double)ledger_imbalance(ledger));
-    metric_set(m->imbalance, 1,
-               core->pages_imbalance != NULL ? (double)core->pages_imbalance(core->ctx) : 0);
+    struct shell_balance balance = report_balance(shell);
+    metric_set(m->imbalance, 0, (double)balance.entries);
+    metric_set(m->imbalance, 1, (double)balance.pages);
+    metric_set(m->imbalance, 2, (double)balance.words);
     metric_set(
         m->progress_age, 0,
         ledger->live == 0 ? 0 : span_to_seconds(instant_since(node->now, node->stats.progress_at)));
@@ -707,6 +747,51 @@ static void post_drain(void *ctx, const struct admin_request *request, struct ad
     reply->status = 202;
     buffer_text(&reply->body, "draining\n");
 }
+
+/* ---- --test-hooks --------------------------------------------------------------------------- */
+
+static void post_test_thread(void *ctx, const struct admin_request *request,
+                             struct admin_reply *reply) {
+    (void)ctx;
+    char name[THREAD_NAME_CAP];
+    char what[8];
+    bool is_given = admin_query(request, "name", name, sizeof name) &&
+                    admin_query(request, "do", what, sizeof what);
+    bool is_die = is_given && strcmp(what, "die") == 0;
+    if (!is_given || !(is_die || strcmp(what, "hang") == 0)) {
+        reply->status = 400;
+        buffer_text(&reply->body, "?name=THREAD&do=hang|die\n");
+    } else if (!thread_test_fault(name, is_die ? THREAD_FAULT_DIE : THREAD_FAULT_HANG)) {
+        reply->status = 404;
+        buffer_text(&reply->body, "no such thread: /debug/threads lists them\n");
+    } else {
+        LOG_WARN("a test makes a thread fail", LOG_TEXT("thread", name), LOG_TEXT("how", what));
+    }
+}
+
+static void leak_fn(void *ctx) {
+    struct shell *shell = ctx;
+    shell->core.leak(shell->core.ctx);
+}
+
+static void post_test_leak(void *ctx, const struct admin_request *request,
+                           struct admin_reply *reply) {
+    (void)request;
+    struct shell *shell = ctx;
+    if (!atomic_load(&shell->is_started) || shell->core.leak == NULL ||
+        !shell_query(shell, leak_fn, NULL, shell, query_deadline())) {
+        reply->status = 503;
+        return;
+    }
+    LOG_WARN("a test drops one free");
+}
+
+const struct admin_route report_test_routes[] = {
+    {ADMIN_POST, "/test/thread", post_test_thread, NULL,
+     "a thread hangs or dies at its next beat; ?name=THREAD&do=hang|die"},
+    {ADMIN_POST, "/test/leak", post_test_leak, NULL, "the next thing freed is forgotten, once"},
+};
+const uint32_t report_test_route_count = sizeof report_test_routes / sizeof report_test_routes[0];
 
 const struct admin_route report_routes[] = {
     {ADMIN_GET, "/livez", get_live, NULL, "200 while every thread beats"},

@@ -26,6 +26,7 @@ struct shell_settings {
     struct span etcd_keepalive;
     struct core_timers timers;
     bool test_verify;
+    bool test_hooks;
 };
 
 #define SHELL_TIMER_ENTRY(type_, member_, flag_, name_, value_, help_)                             \
@@ -129,6 +130,11 @@ struct shell_settings {
          .help = "for tests: check every invariant of the core at every tick",                     \
          .value = "false",                                                                         \
          .offset = offsetof(type_, member_.test_verify)},                                          \
+        {.flag = "test-hooks",                                                                     \
+         .type = CONFIG_BOOL,                                                                      \
+         .help = "for tests: the admin port can hang or end a thread, or leak (POST /test/...)",   \
+         .value = "false",                                                                         \
+         .offset = offsetof(type_, member_.test_hooks)},                                           \
         LOG_CONFIG_ENTRIES(type_, member_.log)
 
 #endif

@@ -241,8 +241,30 @@ static void turn(struct shell *shell, const struct event *event) {
     }
 }
 
+/* A leak is a bug that ends in a wedge, much later: it is said when it happens. */
+static void watch_ledger(struct shell *shell) {
+    struct shell_balance balance = report_balance(shell);
+    struct shell_balance *seen = &shell->balance_seen;
+    if (balance.entries == seen->entries && balance.pages == seen->pages &&
+        balance.words == seen->words) {
+        return;
+    }
+    *seen = balance;
+    if (report_is_balanced(&balance)) {
+        LOG_INFO("the ledger balances again");
+        return;
+    }
+    LOG_ERROR("ledger imbalance: something was lost or counted twice; please report this",
+              LOG_I64("entries", balance.entries), LOG_I64("pages", balance.pages),
+              LOG_I64("words", balance.words));
+}
+
 static void tick(struct shell *shell) {
     turn(shell, &(struct event){.kind = EVENT_TICK});
+    if (shell->core.tick != NULL) {
+        shell->core.tick(shell->core.ctx, shell->core.node->now);
+    }
+    watch_ledger(shell);
     const struct node_stats *stats = &shell->core.node->stats;
     if (stats->audit_mismatch != shell->audit_seen) {
         shell->audit_seen = stats->audit_mismatch;
@@ -337,7 +359,8 @@ static void choose_id(struct shell *shell) {
 
 static enum status start_admin(struct shell *shell) {
     const struct shell_config *config = &shell->config;
-    uint32_t count = report_route_count + config->route_count;
+    uint32_t tests = config->settings->test_hooks ? report_test_route_count : 0;
+    uint32_t count = report_route_count + config->route_count + tests;
     shell->routes = calloc(count, sizeof *shell->routes);
     CHECK(shell->routes != NULL);
     for (uint32_t i = 0; i < report_route_count; i++) {
@@ -346,6 +369,10 @@ static enum status start_admin(struct shell *shell) {
     }
     for (uint32_t i = 0; i < config->route_count; i++) {
         shell->routes[report_route_count + i] = config->routes[i];
+    }
+    for (uint32_t i = 0; i < tests; i++) {
+        shell->routes[count - tests + i] = report_test_routes[i];
+        shell->routes[count - tests + i].ctx = shell;
     }
     struct admin_config admin = {.host = config->settings->admin.host,
                                  .port = config->settings->admin.port,

@@ -69,6 +69,13 @@ bool shell_on_control(const struct shell *shell);
 
 /* ---- the core ---------------------------------------------------------------------------- */
 
+/* What nobody accounts for; all 0 unless there is a bug. */
+struct shell_balance {
+    int64_t entries; /* created - live - ended; the shell's */
+    int64_t pages;   /* neither free, cached nor owned (or counted twice: negative) */
+    int64_t words;   /* token buffers that no entry holds */
+};
+
 /* A core behind the functions that all cores have. `core` and `node` (inside it) must live until
  * shell_stop. All functions run on the control thread. */
 struct shell_core {
@@ -86,12 +93,18 @@ struct shell_core {
     void (*effect)(void *ctx, const struct effect *effect);
     /* Before /metrics is written: sets the program's own metrics. */
     void (*refresh)(void *ctx);
+    /* After each tick of the core, with its observed time. */
+    void (*tick)(void *ctx, struct instant now);
     /* Appends one line for each further reason not to be ready. */
     void (*reasons)(void *ctx, struct buffer *lines);
+    /* The same for what should move and does not. */
+    void (*progress)(void *ctx, struct buffer *lines);
     /* Appends members to the object of /debug/entries, each as `,"name":value`. */
     void (*describe)(void *ctx, struct buffer *json);
-    /* Pages that are neither free, cached nor owned (or counted twice: negative); must be 0. */
-    int64_t (*pages_imbalance)(void *ctx);
+    /* Fills in what is this program's to count. */
+    void (*balance)(void *ctx, struct shell_balance *balance);
+    /* --test-hooks: the next thing that is freed is forgotten instead, once. */
+    void (*leak)(void *ctx);
 };
 
 /* ---- life -------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "core/budget.h"
 #include "core/pages.h"
+#include "core/words.h"
 #include "engine/engine.h"
 #include "kernels/kernels.h"
 #include "kvlink/kvlink.h"
@@ -77,6 +78,12 @@ const struct config_entry worker_config_entries[] = {
     {.flag = "step-tokens", .type = CONFIG_U32, .unit = "tokens", .value = "512", .least = 1, .most = 65536,
      .help = "most tokens of one engine step; at least max-running is used",
      .offset = offsetof(struct worker_settings, step_tokens)},
+    {.flag = "engine-limit", .type = CONFIG_DURATION, .value = "30s", .least = 1000, .most = 3600000,
+     .help = "an engine that shows no sign of life for so long (it beats by layer) ends the process",
+     .offset = offsetof(struct worker_settings, engine_limit)},
+    {.flag = "stuck-after", .type = CONFIG_DURATION, .value = "10s", .most = 3600000,
+     .help = "not ready once requests wait so long for the engine and no step begins; 0: never",
+     .offset = offsetof(struct worker_settings, stuck_after)},
     {.flag = "test-step-delay", .type = CONFIG_DURATION, .value = "0", .most = 25000,
      .help = "for tests: every engine step sleeps so long before it computes",
      .offset = offsetof(struct worker_settings, test_step_delay)},
@@ -359,10 +366,34 @@ void worker_refresh(struct worker *worker) {
     metric_count_to(m->peers_failed, 0, link.peers_failed);
 }
 
-int64_t worker_pages_imbalance(const struct worker *worker) {
+void worker_balance(const struct worker *worker, struct shell_balance *balance) {
     const struct pages *pages = worker->pages;
-    return (int64_t)pages->capacity - (int64_t)pages->free.count - (int64_t)pages->cached.count -
-           (int64_t)pages->owned;
+    balance->pages = (int64_t)pages->capacity - (int64_t)pages->free.count -
+                     (int64_t)pages->cached.count - (int64_t)pages->owned;
+    balance->words = (int64_t)worker->words->taken - (int64_t)worker->ledger->live;
+}
+
+void worker_leak(struct worker *worker) {
+    worker->pages->drops_next_free = true;
+}
+
+void worker_tick(struct worker *worker, struct instant now) {
+    bool is_waiting = *worker->is_stepping || worker->ledger->in_state[worker->working_state] > 0;
+    if (!is_waiting || worker->steps_seen != *worker->steps) {
+        worker->steps_seen = *worker->steps;
+        worker->steps_seen_at = now;
+    }
+    worker->ticked_at = now;
+}
+
+void worker_progress(const struct worker *worker, struct buffer *lines) {
+    struct span bound = worker->config.settings->stuck_after;
+    struct span still = instant_since(worker->ticked_at, worker->steps_seen_at);
+    if (bound.ns > 0 && still.ns > bound.ns) {
+        buffer_printf(lines, "engine: %s for %.1f s; %u requests need it\n",
+                      *worker->is_stepping ? "a step has lasted" : "no step has begun",
+                      span_to_seconds(still), worker->ledger->in_state[worker->working_state]);
+    }
 }
 
 void worker_describe(struct worker *worker, struct buffer *json) {
@@ -437,7 +468,8 @@ static enum status load_model(struct worker *worker) {
         return start_status(status);
     }
     sentence_init(&why);
-    status = model_create(settings->model, kernels_select(NULL), settings->weights, &why.writer, &worker->model);
+    status = model_create(settings->model, kernels_select(NULL), settings->weights, &why.writer,
+                          &worker->model);
     if (status != STATUS_OK) {
         LOG_ERROR("--model cannot be served", LOG_TEXT("directory", settings->model),
                   LOG_TEXT("why", sentence_text(&why)));
@@ -503,6 +535,7 @@ static enum status start_engine(struct worker *worker) {
         .on_layer = on_layer,
         .on_step = on_step,
         .context = worker,
+        .beat_limit = settings->engine_limit,
         .test_step_delay = settings->test_step_delay,
     };
     struct sentence why;

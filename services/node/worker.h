@@ -20,6 +20,7 @@ struct budget;
 struct engine;
 struct kvlink;
 struct pages;
+struct words;
 struct worker_files;
 struct worker_metrics;
 
@@ -30,7 +31,7 @@ struct worker_settings {
     const char *kv_device;
     uint32_t link; /* enum kvlink_transport */
     const char *model;
-    uint32_t weights; /* enum model_weights */
+    uint32_t weights;        /* enum model_weights */
     const char *served_name; /* NULL: the directory's own name */
     uint64_t kv_tokens;      /* 0: worker_create chooses */
     uint32_t page_tokens;
@@ -39,6 +40,8 @@ struct worker_settings {
     uint32_t sessions_max;
     uint32_t threads; /* 0: all processors */
     uint32_t step_tokens;
+    struct span engine_limit;
+    struct span stuck_after; /* 0: never */
     struct span test_step_delay;
 };
 
@@ -70,9 +73,17 @@ struct worker {
     struct worker_files *files;
     struct worker_metrics *metrics;
     /* of the core, for metrics; control thread */
-    const struct pages *pages;
+    struct pages *pages;
+    const struct words *words;
     const struct budget *budget;
+    const struct ledger *ledger;
     const uint64_t *steps;
+    const bool *is_stepping;
+    uint32_t working_state; /* entries in it wait for steps of ours */
+    /* control thread */
+    uint64_t steps_seen;
+    struct instant steps_seen_at;
+    struct instant ticked_at;
 };
 
 /* Everything but the core: shell, model, engine, link, services. On failure one sentence was
@@ -99,7 +110,11 @@ void worker_link_close(struct worker *worker, const struct effect *effect);
 
 /* For shell_core: pages, budget, steps, link counters. */
 void worker_refresh(struct worker *worker);
-int64_t worker_pages_imbalance(const struct worker *worker);
+void worker_balance(const struct worker *worker, struct shell_balance *balance);
+void worker_leak(struct worker *worker);
+/* Looks whether the engine completes steps while entries wait for it. */
+void worker_tick(struct worker *worker, struct instant now);
+void worker_progress(const struct worker *worker, struct buffer *lines);
 /* Appends `"kv":{...}` and `"link":{...}`. */
 void worker_describe(struct worker *worker, struct buffer *json);
 

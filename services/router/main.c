@@ -9,6 +9,7 @@
 #include "services/router/router.h"
 
 #define STALL_MARGIN_MS 2000
+#define CANARY_LEAST_MS 2000
 
 static const struct config_entry entries[] = {
     {.flag = "grpc",
@@ -62,6 +63,13 @@ static const struct config_entry entries[] = {
      .least = 100,
      .most = 3600000,
      .offset = offsetof(struct router_settings, client_stall)},
+    {.flag = "canary",
+     .type = CONFIG_DURATION,
+     .help = "the router sends small requests of its own, and is not ready once nothing has "
+             "completed for so long although there are workers; 0: it does not",
+     .value = "10s",
+     .most = 3600000,
+     .offset = offsetof(struct router_settings, canary)},
     SHELL_CONFIG_ENTRIES(struct router_settings, shell, "0.0.0.0:8002"),
 };
 
@@ -80,6 +88,10 @@ static enum status check(const struct router_settings *settings) {
         LOG_ERROR("--timer-leave must be at least 2 s longer than --client-stall",
                   LOG_SPAN("timer_leave", settings->shell.timers.leave),
                   LOG_SPAN("client_stall", settings->client_stall));
+        return STATUS_RANGE;
+    }
+    if (settings->canary.ns > 0 && settings->canary.ns < span_ms(CANARY_LEAST_MS).ns) {
+        LOG_ERROR("--canary must be 0 or at least 2 s", LOG_SPAN("canary", settings->canary));
         return STATUS_RANGE;
     }
     return STATUS_OK;

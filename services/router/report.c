@@ -122,6 +122,7 @@ void report_refresh(void *ctx) {
     metric_set(report->tokenizers, 0, models_ready_count(router));
     metric_count_to(report->fetches, 0, atomic_load(&router->models.fetched));
     metric_count_to(report->fetches, 1, atomic_load(&router->models.fetch_failures));
+    canary_refresh(router);
 }
 
 void report_reasons(void *ctx, struct buffer *lines) {

@@ -4,6 +4,7 @@
  *   text.c     the text threads, which turn bytes into tokens and tokens into bytes
  *   models.c   which tokenizers there are; fetch.c gets them from workers
  *   calls.c    Abort and ListModels; peers.c knows the other routers, for Abort of a session
+ *   canary.c   the router's own requests, which show that requests complete
  *   report.c   metrics, /debug/workers, reasons not to be ready
  *   service.c  the public server, discovery, effects, life
  *
@@ -53,6 +54,7 @@ struct router_settings {
     uint32_t disaggregate_above;
     uint32_t text_threads;
     struct span client_stall;
+    struct span canary; /* 0: none */
 };
 
 /* ---- clients ----------------------------------------------------------------------------- */
@@ -84,7 +86,10 @@ struct text_thread {
     struct thread thread;
     struct mailbox box;
     struct client *watched; /* clients with a clock: they wait for a tokenizer, or for their end */
-    uint32_t *scratch;      /* token ids of one encoding */
+    struct mail canary_mail;
+    uint64_t canary_request; /* whose mail this is, while it is posted */
+    _Atomic bool is_canary_posted;
+    uint32_t *scratch; /* token ids of one encoding */
     size_t scratch_cap;
     struct wire_buffer out;
 };
@@ -180,6 +185,7 @@ struct peers {
     pthread_cond_t changed;
     bool is_closed;
     uint32_t count;
+    _Atomic uint32_t known; /* the count, for who has no lock */
     struct {
         uint64_t incarnation;
         char address[ADDRESS_MAX];
@@ -191,6 +197,24 @@ MUST_USE enum status peers_start(struct router *router);
 MUST_USE enum status peers_stop(struct router *router);
 /* Sends this Abort to every other router, once, best effort. rpc thread. */
 void peers_forward(struct router *router, struct bytes payload);
+
+/* ---- canaries; control thread ------------------------------------------------------------ */
+
+struct canary_shell {
+    struct canary core;
+    uint32_t decodes; /* usable ones at the last tick */
+    struct histogram seconds;
+    struct metric *age;
+    struct metric *ended;
+    struct metric *failures;
+};
+
+void canary_start(struct router *router); /* before shell_start; main thread */
+void canary_tick(void *ctx, struct instant now);
+/* True: the effect was for a canary. */
+bool canary_effect(struct router *router, const struct effect *effect);
+void canary_progress(void *ctx, struct buffer *lines);
+void canary_refresh(struct router *router);
 
 /* ---- report ------------------------------------------------------------------------------ */
 
@@ -227,6 +251,7 @@ struct router {
     uint32_t text_count;
     struct models models;
     struct peers peers;
+    struct canary_shell canary;
     struct report report;
     _Atomic uint32_t is_started; /* the control thread runs */
 };

@@ -31,7 +31,21 @@ static void verify(const void *core) {
     router_verify(core);
 }
 
+/* A token buffer that no request holds. */
+static void balance(void *ctx, struct shell_balance *balance) {
+    const struct router *router = ctx;
+    balance->words = (int64_t)router->core->words.taken - (int64_t)router->core->words_held;
+}
+
+static void leak(void *ctx) {
+    struct router *router = ctx;
+    router->core->words.drops_next_free = true;
+}
+
 static void effect(void *ctx, const struct effect *effect) {
+    if (canary_effect(ctx, effect)) {
+        return;
+    }
     switch (effect->kind) {
     case EFFECT_TOKENIZE:
     case EFFECT_DELIVER:
@@ -145,6 +159,7 @@ enum status router_start(struct router *router) {
     models_init(router);
     core_create(router);
     report_init(router);
+    canary_start(router);
     struct shell_core core = {.core = router->core,
                               .node = &router->core->node,
                               .step = step,
@@ -156,7 +171,11 @@ enum status router_start(struct router *router) {
                               .ctx = router,
                               .effect = effect,
                               .refresh = report_refresh,
-                              .reasons = report_reasons};
+                              .tick = canary_tick,
+                              .reasons = report_reasons,
+                              .progress = canary_progress,
+                              .balance = balance,
+                              .leak = leak};
     enum status status = text_start(router);
     if (status == STATUS_OK) {
         status = server_create(router);

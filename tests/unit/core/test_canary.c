@@ -72,6 +72,23 @@ static void test_several_routers_share_the_rate_as_far_as_the_bound_allows(void 
     assert_false(is_stuck(&cage));
 }
 
+static void test_a_slow_canary_leaves_room_for_others(void **state) {
+    (void)state;
+    struct cage cage = cage_create();
+    int64_t busy_ms = 0;
+    for (uint32_t i = 0; i < 600; i++) {
+        wait_ms(&cage, 50, CAUSE_NONE);
+        if (cage.canary.is_running) {
+            cage.now_ms += 500;
+            busy_ms += 500;
+            ended(&cage, CAUSE_DONE, "");
+        }
+    }
+    assert_true(cage.sent > 5);
+    assert_true(busy_ms * 4 < cage.now_ms);
+    assert_false(is_stuck(&cage));
+}
+
 static void test_only_one_runs_and_one_that_hangs_makes_the_router_stuck(void **state) {
     (void)state;
     struct cage cage = cage_create();
@@ -182,6 +199,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_canary_a_second_is_sent_by_each_path),
         cmocka_unit_test(test_several_routers_share_the_rate_as_far_as_the_bound_allows),
+        cmocka_unit_test(test_a_slow_canary_leaves_room_for_others),
         cmocka_unit_test(test_only_one_runs_and_one_that_hangs_makes_the_router_stuck),
         cmocka_unit_test(test_what_clients_get_is_progress_too),
         cmocka_unit_test(test_a_full_cluster_is_stuck_only_if_nobodys_work_moves),
