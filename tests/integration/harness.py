@@ -91,6 +91,9 @@ class Case(unittest.TestCase):
         both["prefill"] = ["--threads", "1"] + both["prefill"]
         both["decode"] = ["--threads", "1"] + both["decode"]
         made = Cluster(state or self.folder(), BUILD, model, arguments=both, dies_with_us=True)
+        # Most tests count requests: those of the routers themselves are only where a test asks for them.
+        if "--canary" not in both["router"] and made.knows("router", "canary"):
+            made.arguments["router"] = ["--canary", "0"] + both["router"]
         self.addCleanup(made.down)
         self.addCleanup(self.show_logs, made)
         if start:
