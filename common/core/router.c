@@ -692,12 +692,28 @@ static void router_tokens(struct router_core *core, struct session *session,
     }
 }
 
+/* Why a hand-off fails when its two workers cannot talk. */
+static bool cause_is_of_pair(enum cause cause) {
+    return cause == CAUSE_SESSION_ENDED || cause == CAUSE_SESSION_SILENT ||
+           cause == CAUSE_SEND_FAILED || cause == CAUSE_STALL || cause == CAUSE_T_OPEN ||
+           cause == CAUSE_BAD_CHUNK;
+}
+
+static void request_suspect(struct router_core *core, const struct request *request) {
+    if (request->prefill != ROUTER_NONE && request->decode != ROUTER_NONE) {
+        fleet_suspect(core, request->prefill, request->decode);
+    }
+}
+
 static void router_end(struct router_core *core, struct session *session,
                        const struct message *message, struct effects *out) {
     struct request *request = request_by_attempt(core, message->u.end.attempt);
     if (request == NULL || !request_has_decode(request, session)) {
         core->node.stats.stale_events++;
         return;
+    }
+    if (cause_is_of_pair(message->u.end.cause)) {
+        request_suspect(core, request); /* D may be the first to say so */
     }
     leg_end_decode(core, request); /* D has let go: no Abort */
     bool is_ok = message->u.end.outcome == OUTCOME_OK;
@@ -739,10 +755,8 @@ static void router_committed(struct router_core *core, struct session *session,
 /* The prefill leg is over without success: D alone knows whether that matters. */
 static void request_prefill_lost(struct router_core *core, struct request *request,
                                  enum cause cause, struct effects *out) {
-    if (request->decode != ROUTER_NONE &&
-        (cause == CAUSE_SESSION_ENDED || cause == CAUSE_SESSION_SILENT ||
-         cause == CAUSE_SEND_FAILED || cause == CAUSE_STALL)) {
-        fleet_suspect(core, request->prefill, request->decode);
+    if (cause_is_of_pair(cause)) {
+        request_suspect(core, request);
     }
     leg_end_prefill(core, request);
     if (request->state == REQUEST_PREFILLING) {
