@@ -568,7 +568,10 @@ static void decode_plan_list(struct decode_core *core, struct list *list, uint32
         struct decode_entry *entry = &core->entries[list->head];
         uint32_t pending = entry->token_count - entry->computed;
         uint32_t room = tokens_max - core->plan.token_count;
-        CHECK(!entry->is_in_step && pending > 0);
+        CHECK(pending > 0);
+        if (entry->is_in_step) {
+            return; /* and so are all behind it */
+        }
         decode_plan_row(core, entry, pending < room ? pending : room);
         uint32_t at = list->head;
         list_remove(list, RUN_LINKS(core), at);
@@ -583,14 +586,17 @@ static void decode_plan(struct decode_core *core, struct effects *out) {
     uint64_t number = core->plan.number + 1;
     core->plan = (struct step_plan){
         .number = number, .rows = core->rows, .tokens = core->row_tokens, .pages = core->row_pages};
-    /* Running sequences first; a prompt gets what they leave, but never less than a quarter. */
+    /* Running sequences first; prompts get what they leave, but never less than a quarter of the
+     * tokens and of the rows: with more running than fit into a step they would wait for ever. */
     uint32_t budget = core->budget.tokens;
     uint32_t reserved = core->fill.count > 0 ? (budget + 3) / 4 : 0;
-    uint32_t rows_kept = core->fill.count > 0 && core->config.rows_max > 1 ? 1 : 0;
+    uint32_t rows_kept = core->config.rows_max > 1 ? (core->config.rows_max + 3) / 4 : 0;
+    rows_kept = core->fill.count < rows_kept ? core->fill.count : rows_kept;
     core->config.rows_max -= rows_kept;
     decode_plan_list(core, &core->run, budget - reserved > 0 ? budget - reserved : 1);
     core->config.rows_max += rows_kept;
     decode_plan_list(core, &core->fill, budget);
+    decode_plan_list(core, &core->run, budget); /* what the prompts have left */
     core->is_stepping = true;
     core->steps++;
     effects_add(out, EFFECT_STEP)->u.plan = &core->plan;

@@ -77,7 +77,8 @@ static void bed_send(struct bed *bed, const struct message *message, uint64_t st
     bed_step(bed, &event);
 }
 
-static struct bed *bed_create(void) {
+/* Room for so many entries and pages, and `rows` of them in a step of 4 tokens a row. */
+static struct bed *bed_create_sized(uint32_t entries, uint32_t pages, uint32_t rows) {
     struct bed *bed = calloc(1, sizeof *bed);
     assert_non_null(bed);
     struct decode_config config = {.node = {.role = ROLE_DECODE,
@@ -85,14 +86,14 @@ static struct bed *bed_create(void) {
                                             .layout = digest,
                                             .sessions_max = 8,
                                             .timers = timers_default()},
-                                   .entries_max = 4,
-                                   .page_count = 8,
+                                   .entries_max = entries,
+                                   .page_count = pages,
                                    .page_tokens = 4,
                                    .token_bytes = BYTES,
                                    .context = 32,
                                    .vocab = 100,
-                                   .rows_max = 4,
-                                   .step_tokens_max = 16,
+                                   .rows_max = rows,
+                                   .step_tokens_max = 4 * rows,
                                    .eos_count = 1,
                                    .eos = {99},
                                    .secret = {1, 2},
@@ -116,6 +117,10 @@ static struct bed *bed_create(void) {
         assert_string_equal(bed->text, "hello");
     }
     return bed;
+}
+
+static struct bed *bed_create(void) {
+    return bed_create_sized(4, 8, 4);
 }
 
 static void bed_destroy(struct bed *bed) {
@@ -583,6 +588,61 @@ static void test_admission_refuses_what_can_never_fit_and_what_does_not_fit_now(
     bed_destroy(bed);
 }
 
+/* The outstanding step is done: each sampled row got the same token. */
+static void bed_step_done(struct bed *bed) {
+    struct step_result results[8];
+    struct event done = {.kind = EVENT_STEP_DONE};
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < bed->core.plan.row_count; i++) {
+        if (bed->core.rows[i].is_sampled) {
+            results[count++] = (struct step_result){
+                .entry = bed->core.rows[i].entry, .token = 5, .is_valid = true};
+        }
+    }
+    done.u.step_done.number = bed->core.plan.number;
+    done.u.step_done.results = results;
+    done.u.step_done.count = count;
+    done.u.step_done.elapsed = span_ms(60);
+    bed_step(bed, &done);
+}
+
+static void test_prompts_get_a_quarter_of_the_rows_however_many_run(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(32, 256, 8);
+    struct message admit = bed_admit(UINT32_MAX);
+    uint32_t one = 1;
+    admit.u.admit.tokens = &one;
+    admit.u.admit.token_count = 1;
+    admit.u.admit.output_first = 1;
+    admit.u.admit.max_new = 30;
+    for (uint32_t i = 0; i < 12; i++) { /* one token each: they run at once */
+        admit.u.admit.attempt.v = 100 + i;
+        bed_send(bed, &admit, ROUTER);
+    }
+    admit = bed_admit(UINT32_MAX);
+    admit.u.admit.token_count = 2;
+    admit.u.admit.output_first = 2;
+    for (uint32_t i = 0; i < 6; i++) {
+        admit.u.admit.attempt.v = 200 + i;
+        bed_send(bed, &admit, ROUTER);
+    }
+    assert_int_equal(bed->core.run.count, 12);
+    assert_int_equal(bed->core.fill.count, 6);
+    for (uint32_t left = 6; left > 0; left -= 2) {
+        bed_step_done(bed);
+        uint32_t prompts = 0;
+        for (uint32_t i = 0; i < bed->core.plan.row_count; i++) {
+            prompts += bed->core.rows[i].position == 0 && bed->core.rows[i].token_count == 2;
+        }
+        assert_int_equal(bed->core.plan.row_count, 8);
+        assert_int_equal(prompts, 2);
+    }
+    bed_step_done(bed);
+    assert_int_equal(bed->core.fill.count, 0);
+    assert_int_equal(bed->core.plan.row_count, 8);
+    bed_destroy(bed);
+}
+
 static void test_a_finished_prompt_is_found_again_by_the_next_request(void **state) {
     (void)state;
     struct bed *bed = bed_in(RUNNING);
@@ -646,6 +706,7 @@ int main(void) {
         cmocka_unit_test(test_a_newer_hello_ends_the_older_session_of_that_incarnation),
         cmocka_unit_test(test_a_prefill_worker_of_another_layout_is_refused),
         cmocka_unit_test(test_admission_refuses_what_can_never_fit_and_what_does_not_fit_now),
+        cmocka_unit_test(test_prompts_get_a_quarter_of_the_rows_however_many_run),
         cmocka_unit_test(test_a_finished_prompt_is_found_again_by_the_next_request),
         cmocka_unit_test(test_a_failed_transfer_leaves_nothing_in_the_prefix_cache),
         cmocka_unit_test(test_drain_refuses_admits_and_exits_when_the_last_entry_is_gone),
