@@ -329,10 +329,10 @@ static void waiting_words(const struct waiting *waiting, char *text, size_t cap)
     }
     switch (waiting->kind) {
     case WAITING_AT:
-    case WAITING_CLIENT:
         (void)snprintf(text, cap, "%s: %s", waiting->who,
                        waiting->what[0] != '\0' ? waiting->what : "nothing");
         return;
+    case WAITING_CLIENT: (void)snprintf(text, cap, "%s (%s)", waiting->what, waiting->who); return;
     case WAITING_SILENT:
         (void)snprintf(text, cap, "%s, which does not answer%s", waiting->who, silence);
         return;

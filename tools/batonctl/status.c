@@ -17,6 +17,7 @@ struct health {
     bool is_draining;
     double imbalance_entries;
     double imbalance_pages;
+    double imbalance_words;
     double overrun_s;
     double audit;
     double entries;
@@ -34,6 +35,7 @@ static void health_read(const struct asked *asked, struct health *health) {
     health->is_draining = metrics_sum(text, "baton_draining", NULL, NULL) > 0;
     health->imbalance_entries = metrics_sum(text, "baton_ledger_imbalance", "what", "entries");
     health->imbalance_pages = metrics_sum(text, "baton_ledger_imbalance", "what", "pages");
+    health->imbalance_words = metrics_sum(text, "baton_ledger_imbalance", "what", "words");
     health->overrun_s = metrics_sum(text, "baton_deadline_overrun_seconds", NULL, NULL);
     health->audit = metrics_sum(text, "baton_audit_mismatch_total", NULL, NULL);
     health->entries = metrics_sum(text, "baton_entries", NULL, NULL);
@@ -49,7 +51,8 @@ static void health_read(const struct asked *asked, struct health *health) {
 
 static bool health_is_good(const struct health *health) {
     return health->answers && health->is_ready && health->imbalance_entries == 0 &&
-           health->imbalance_pages == 0 && health->overrun_s <= OVERRUN_MAX_S && health->audit == 0;
+           health->imbalance_pages == 0 && health->imbalance_words == 0 &&
+           health->overrun_s <= OVERRUN_MAX_S && health->audit == 0;
 }
 
 /* ---- for people ----------------------------------------------------------------------------- */
@@ -80,6 +83,12 @@ static void print_wrong(const struct screen *screen, const struct asked *asked,
                      "! %s: %.0f pages are neither free, cached nor owned. This must never be: a "
                      "bug; keep its /debug/entries and its log",
                      id, health->imbalance_pages);
+    }
+    if (health->imbalance_words != 0) {
+        screen_print(screen, STYLE_BAD, 2,
+                     "! %s: %.0f token buffers belong to nobody. This must never be: a bug; keep "
+                     "its /debug/entries and its log",
+                     id, health->imbalance_words);
     }
     if (health->overrun_s > OVERRUN_MAX_S) {
         screen_print(screen, STYLE_BAD, 2,
@@ -276,6 +285,10 @@ static json_t *program_json(const struct asked *asked, const struct health *heal
     (void)json_object_set_new(json, "sessions", by_label(text, "baton_sessions", "peer_role", 1));
     (void)json_object_set_new(json, "ledger_imbalance",
                               by_label(text, "baton_ledger_imbalance", "what", 1));
+    if (program->role == ROLE_ROUTER) { /* empty: --canary 0 */
+        (void)json_object_set_new(json, "canary_age_ms",
+                                  by_label(text, "baton_canary_age_seconds", "legs", 1e3));
+    }
     (void)json_object_set_new(json, "overrun_ms",
                               json_integer((json_int_t)llround(health->overrun_s * 1e3)));
     (void)json_object_set_new(json, "audit_mismatches",

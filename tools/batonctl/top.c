@@ -100,6 +100,20 @@ static double change(const struct sample *then, const struct sample *now, const 
     return metrics_sum(now->text, name, label, value) - metrics_sum(then->text, name, label, value);
 }
 
+/* Requests of clients that ended: routers count their canaries among their entries. */
+static double ended_change(const struct sample *then, const struct sample *now,
+                           const char *outcome) {
+    static const char *const canaries = "baton_canaries_total";
+    double ended = change(then, now, "baton_entries_terminal_total", "outcome", outcome);
+    if (strcmp(outcome, "ok") == 0) {
+        ended -= change(then, now, canaries, "outcome", "ok");
+    } else if (strcmp(outcome, "failed") == 0) {
+        ended -= change(then, now, canaries, "outcome", "failed") +
+                 change(then, now, canaries, "outcome", "no_room");
+    }
+    return ended > 0 ? ended : 0;
+}
+
 static void bins_change(struct histogram_bins *bins, const struct sample *then,
                         const struct sample *now, const char *name) {
     bins_add(bins, now->text, name, 1);
@@ -114,8 +128,9 @@ static void rates_make(const struct program *program, const struct sample *then,
     }
     rates->has_rates = true;
     rates->seconds = span_to_seconds(instant_since(now->at, then->at));
-    rates->requests =
-        change(then, now, "baton_entries_terminal_total", NULL, NULL) / rates->seconds;
+    rates->requests = (ended_change(then, now, "ok") + ended_change(then, now, "failed") +
+                       ended_change(then, now, "aborted")) /
+                      rates->seconds;
     rates->tokens = change(then, now, "baton_tokens_total", "kind",
                            program->role == ROLE_PREFILL ? "computed" : "generated") /
                     rates->seconds;
@@ -130,16 +145,15 @@ static void rates_make(const struct program *program, const struct sample *then,
 }
 
 static void totals_add(struct totals *totals, const struct sample *then, const struct sample *now) {
-    static const char *const ended = "baton_entries_terminal_total";
     static const char *const tokens = "baton_tokens_total";
     totals->live += metrics_sum(now->text, "baton_entries", NULL, NULL);
     if (then == NULL) {
         return;
     }
     double seconds = span_to_seconds(instant_since(now->at, then->at));
-    totals->ok += change(then, now, ended, "outcome", "ok") / seconds;
-    totals->failed += change(then, now, ended, "outcome", "failed") / seconds;
-    totals->aborted += change(then, now, ended, "outcome", "aborted") / seconds;
+    totals->ok += ended_change(then, now, "ok") / seconds;
+    totals->failed += ended_change(then, now, "failed") / seconds;
+    totals->aborted += ended_change(then, now, "aborted") / seconds;
     totals->prompt_tokens += change(then, now, tokens, "kind", "prompt") / seconds;
     totals->cached_tokens += change(then, now, tokens, "kind", "cached") / seconds;
     totals->generated_tokens += change(then, now, tokens, "kind", "generated") / seconds;

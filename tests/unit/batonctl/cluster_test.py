@@ -8,7 +8,8 @@ import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "integration"))
 PROGRAM = sys.argv.pop(1)
-from harness import Case, Client, client, filler, main, make_request, stopped, until, warm  # noqa: E402
+from harness import (Case, Client, client, filler, grpc, http_get, inference_pb2_grpc, main, make_request,  # noqa: E402
+                     stopped, until, warm)
 
 
 class Batonctl(Case):
@@ -105,6 +106,52 @@ class Batonctl(Case):
         told = self.json("drain", "decode", "--grace", "0", "--wait")
         self.assertEqual([(each["id"], each["gone"]) for each in told["programs"]], [(self.made.of("decode")[0].id, True)])
         self.assertIn("there is no decode worker", self.run_it("status", codes=(3,)))
+
+    def test_it_names_a_client_that_does_not_read(self):
+        self.made = self.cluster(0, 1)
+        warm(self.made)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
+        with grpc.insecure_channel(self.made.routers()[0].address("grpc"), options=options) as channel:
+            request = make_request("Once", max_tokens=400, ignore_eos=True, request_id="not-reading")
+            stream = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60)
+            next(stream)
+            row = until("its answer is not taken", lambda: self.on(self.waiting("not-reading"), "router", "answering"), 15)
+            self.assertEqual(row["waiting"]["kind"], "client")
+            self.assertRegex(self.run_it("entries"), r"the client to take its answer \(router-1\)")
+            shown = self.run_it("why", "not-reading")
+            self.assertIn("waits for the client to take its answer (router-1)", shown)
+            self.assertIn("the client does not take its answer (--timer-leave)", shown)
+            stream.cancel()
+        until("it is over", lambda: "is over" in self.run_it("why", "not-reading"), 5)
+
+    def test_it_tells_canaries_from_clients_and_a_router_that_is_stuck(self):
+        self.made = self.cluster(0, 1, arguments={"router": ["--canary", "3s", "--timer-lease", "30s"],
+                                                  "decode": ["--test-step-delay", "60ms", "--timer-lease", "30s"]})
+        decode = self.made.of("decode")[0]
+
+        def age():
+            ages = [each["canary_age_ms"] for each in self.json("status", codes=(0, 3))["programs"] if each["role"] == "router"]
+            return ages[0]["any"]
+        until("a canary is answered", lambda: 0 < age() < 2500, 10)
+        told = self.json("top", "--once", "--every", "2s")
+        self.assertEqual((told["ok_per_s"], told["failed_per_s"], told["generated_tokens_per_s"]), (0, 0, 0))
+        until("an entry is shown as what it is", lambda: self.waiting("baton-canary"), 10)
+        with stopped(decode):
+            until("the router is stuck", lambda: "no request has completed for" in self.run_it("status", codes=(0, 3)), 10)
+            shown = self.run_it("status", codes=(3,))
+            self.assertRegex(shown, r"! router-1 is not ready: no request has completed for \d+\.\d s although 1 decode worker looks")
+            self.assertRegex(shown, rf"{decode.id} \(decode, \S+\) does not answer")
+        until("it recovers", lambda: "all is well" in self.run_it("status", codes=(0, 3)), 10)
+
+    def test_it_names_who_holds_a_leak(self):
+        self.made = self.cluster(0, 1, arguments={"decode": ["--test-hooks"]})
+        decode = self.made.of("decode")[0]
+        self.assertEqual(http_get(decode.address("admin"), "/test/leak", method="POST")[0], 200)
+        warm(self.made)
+        shown = until("the leak is said", lambda: "lost" in self.run_it("status", codes=(0, 3)) and
+                      self.run_it("status", codes=(3,)), 5)
+        self.assertIn(f"! {decode.id} is not ready: ledger imbalance: entries 0, pages 1, words 0", shown)
+        self.assertIn(f"! {decode.id}: 1 pages are neither free, cached nor owned", shown)
 
     def test_a_live_table_of_a_loaded_cluster(self):
         self.made = self.cluster(1, 1, arguments={"workers": ["--test-step-delay", "5ms"]})
