@@ -1,7 +1,9 @@
 #include "runtime/thread.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 
 #define WATCHDOG_TICK_MS  100
 #define WATCHDOG_LIMIT_MS 5000
+#define STARVED_LIMITS    9 /* more of its own limits that a starved thread gets */
 
 static pthread_mutex_t beats_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of this block */
 static struct beat *beats_first;
@@ -83,6 +86,12 @@ void thread_beat(struct beat *beat) {
     atomic_store_explicit(&beat->at_ns, clock_now().ns, memory_order_relaxed);
 }
 
+/* Processor time of its thread. */
+static int64_t beat_cpu_ns(const struct beat *beat) {
+    struct timespec cpu;
+    return clock_gettime(beat->cpu_clock, &cpu) == 0 ? cpu.tv_sec * 1000000000ll + cpu.tv_nsec : 0;
+}
+
 void beat_register(struct beat *beat, const char *name, struct span limit) {
     thread_name_check(name);
     CHECK_OP(limit.ns, >, 0);
@@ -95,6 +104,8 @@ void beat_register(struct beat *beat, const char *name, struct span limit) {
         CHECK(pthread_setname_np(pthread_self(), beat->name) == 0);
     }
     CHECK(pthread_getcpuclockid(pthread_self(), &beat->cpu_clock) == 0);
+    beat->tid = gettid();
+    beat->cpu_seen_ns = beat_cpu_ns(beat);
     thread_beat(beat);
     beat->seen_ns = atomic_load_explicit(&beat->at_ns, memory_order_relaxed);
     beats_acquire();
@@ -274,6 +285,29 @@ void watchdog_watch(void) {
     }
 }
 
+/* Whether the kernel calls this thread runnable: running, or waiting for a processor. */
+static bool thread_is_runnable(pid_t tid) {
+    char path[64];
+    char text[256];
+    (void)snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)tid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return false;
+    }
+    ssize_t len = read(fd, text, sizeof text - 1);
+    (void)close(fd); /* nothing was written */
+    text[len > 0 ? len : 0] = '\0';
+    const char *name_end = strrchr(text, ')'); /* a name may hold anything */
+    return name_end != NULL && strncmp(name_end, ") R", 3) == 0;
+}
+
+/* On a machine with too little processor for all, a thread can be late for seconds without having
+ * hung: ending the process then would make things worse. One that spins uses its limit up. */
+static bool beat_is_starved(const struct beat *beat) {
+    return beat->forgiven.ns < beat->limit.ns * STARVED_LIMITS &&
+           beat_cpu_ns(beat) - beat->cpu_seen_ns < beat->limit.ns && thread_is_runnable(beat->tid);
+}
+
 /* Counts `advance` for all beats; copies the first one newly past its limit. */
 static bool watchdog_judge(struct span advance, struct beat *found) {
     bool is_found = false;
@@ -282,11 +316,17 @@ static bool watchdog_judge(struct span advance, struct beat *found) {
         int64_t at_ns = atomic_load_explicit(&beat->at_ns, memory_order_relaxed);
         if (at_ns != beat->seen_ns) {
             beat->seen_ns = at_ns;
+            beat->cpu_seen_ns = beat_cpu_ns(beat);
             beat->silent.ns = 0;
+            beat->forgiven.ns = 0;
             beat->is_reported = false;
             continue;
         }
         beat->silent.ns += advance.ns;
+        if (beat->silent.ns > beat->limit.ns && !beat->is_reported && beat_is_starved(beat)) {
+            beat->forgiven.ns += beat->silent.ns - beat->limit.ns;
+            beat->silent.ns = beat->limit.ns;
+        }
         if (beat->silent.ns > beat->limit.ns && !beat->is_reported && !is_found) {
             beat->is_reported = true;
             is_found = true;

@@ -4,8 +4,9 @@
  * is longer. The watchdog looks at all beats each 100 ms; one that has not changed for its limit of
  * observed time (a tick counts at most 200 ms, so a stopped and resumed process is not blamed) is
  * logged with name and age, and the process exits with 70: a half-dead worker is worse than a dead
- * one. While the watchdog runs, so does a thread that ends though nobody told it to, at once.
- * Foreign threads (main, a library's) register a beat of their own. */
+ * one. A thread that could run, but was given less processor time than its limit, is late and not
+ * hung: it gets ten times the limit. While the watchdog runs, so does a thread that ends though
+ * nobody told it to, at once. Foreign threads (main, a library's) register a beat of their own. */
 #ifndef RUNTIME_THREAD_H
 #define RUNTIME_THREAD_H
 
@@ -13,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include "base/bytes.h"
@@ -27,8 +29,11 @@ struct beat {
     char name[THREAD_NAME_CAP];
     struct span limit;
     clockid_t cpu_clock; /* of the thread that registered */
-    int64_t seen_ns;     /* this and all below: guarded by the list's lock */
-    struct span silent;  /* observed time since at_ns last changed */
+    pid_t tid;
+    int64_t seen_ns;      /* this and all below: guarded by the list's lock */
+    int64_t cpu_seen_ns;  /* its processor time when at_ns last changed */
+    struct span silent;   /* observed time since at_ns last changed, without what was forgiven */
+    struct span forgiven; /* how much of it the thread was kept from running */
     struct beat *prev;
     struct beat *next;
     bool is_registered;

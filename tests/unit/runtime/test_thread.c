@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -180,6 +181,103 @@ static void test_watchdog_reports_only_the_silent_thread_and_once_per_silence(vo
     watchdog_stop();
     watchdog_stop(); /* idempotent */
     assert_true(threads_are_alive());
+}
+
+static int one_cpu;
+
+static void stay_on_one_cpu(void) {
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(one_cpu, &only);
+    assert_int_equal(sched_setaffinity(0, sizeof only, &only), 0);
+}
+
+static int64_t own_cpu_ms(void) {
+    struct timespec now;
+    assert_int_equal(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now), 0);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Runs all the time, and beats. */
+static void hog_cpu(struct thread *self, void *arg) {
+    (void)arg;
+    stay_on_one_cpu();
+    while (!thread_stop_asked(self)) {
+        thread_beat(&self->beat);
+    }
+}
+
+/* Beats after each 40 ms of processor time, of which it gets next to none beside a hog. */
+static void work_when_let(struct thread *self, void *arg) {
+    (void)arg;
+    stay_on_one_cpu();
+    assert_int_equal(sched_setscheduler(0, SCHED_IDLE, &(struct sched_param){0}), 0);
+    while (!thread_stop_asked(self)) {
+        for (int64_t until = own_cpu_ms() + 40; own_cpu_ms() < until;) {
+        }
+        thread_beat(&self->beat);
+    }
+}
+
+static struct thread_view view_of(const char *name) {
+    struct thread_view views[8];
+    uint32_t count = thread_snapshot(views, 8);
+    for (uint32_t i = 0; i < count; i++) {
+        if (strcmp(views[i].name, name) == 0) {
+            return views[i];
+        }
+    }
+    fail_msg("there is no thread %s", name);
+    abort();
+}
+
+static void test_watchdog_forgives_a_thread_that_is_kept_from_running(void **state) {
+    (void)state;
+    atomic_store(&hook_calls, 0);
+    one_cpu = sched_getcpu();
+    struct thread hog;
+    struct thread late;
+    struct thread_config hog_config = {"hog", hog_cpu, NULL, span_ms(20000)};
+    struct thread_config late_config = {"late", work_when_let, NULL, span_ms(400)};
+    assert_int_equal(watchdog_start(note_hook), STATUS_OK);
+    assert_int_equal(thread_start(&late, &late_config), STATUS_OK);
+    struct instant deadline = soon();
+    while (thread_snapshot(NULL, 0) < 2) { /* the watchdog and it: it has begun */
+        assert_false(instant_reached(clock_now(), deadline));
+        (void)poll(NULL, 0, 5);
+    }
+    assert_int_equal(thread_start(&hog, &hog_config), STATUS_OK);
+    while (view_of("late").age.ns < span_ms(1000).ns) {
+        assert_false(instant_reached(clock_now(), deadline)); /* or it was never late */
+        (void)poll(NULL, 0, 5);
+    }
+    assert_int_equal(atomic_load(&hook_calls), 0);
+    assert_true(threads_are_alive());
+    thread_ask_stop(&hog);
+    assert_int_equal(thread_join(&hog, soon()), STATUS_OK);
+    thread_ask_stop(&late);
+    assert_int_equal(thread_join(&late, soon()), STATUS_OK);
+    watchdog_stop();
+}
+
+static void spin_without_a_beat(struct thread *self, void *arg) {
+    (void)arg;
+    while (!thread_stop_asked(self)) {
+    }
+}
+
+static void test_watchdog_reports_a_thread_that_spins(void **state) {
+    (void)state;
+    atomic_store(&hook_calls, 0);
+    struct thread spinner;
+    struct thread_config config = {"spinner", spin_without_a_beat, NULL, span_ms(300)};
+    assert_int_equal(watchdog_start(note_hook), STATUS_OK);
+    assert_int_equal(thread_start(&spinner, &config), STATUS_OK);
+    wait_for_calls(1);
+    assert_string_equal(hook_name, "spinner");
+    thread_ask_stop(&spinner);
+    assert_int_equal(thread_join(&spinner, soon()), STATUS_OK);
+    watchdog_stop();
 }
 
 static void test_watchdog_starts_again_after_a_stop(void **state) {
@@ -414,6 +512,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_join_reports_a_timeout_and_succeeds_later_and_twice),
         cmocka_unit_test(test_snapshot_and_json_list_live_threads_only),
         cmocka_unit_test(test_watchdog_reports_only_the_silent_thread_and_once_per_silence),
+        cmocka_unit_test(test_watchdog_forgives_a_thread_that_is_kept_from_running),
+        cmocka_unit_test(test_watchdog_reports_a_thread_that_spins),
         cmocka_unit_test(test_watchdog_starts_again_after_a_stop),
         cmocka_unit_test(test_watchdog_ends_the_process_and_says_who_hung),
         cmocka_unit_test(test_watchdog_forgives_a_process_that_was_stopped),
