@@ -3,6 +3,7 @@
 #include "kernels/cpu/tables.h"
 
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/vector.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -10,7 +11,6 @@
 
 #include <immintrin.h>
 
-#define INLINE    static inline __attribute__((always_inline))
 #define TILE_ROWS 6u
 /* A panel's slice of 256 columns (16 KiB in F32) stays in the first-level cache while all rows
  * pass. Cutting k changes no bit: partial sums are stored and loaded as the same floats. */
@@ -50,19 +50,6 @@ INLINE __m256 load_kv(const unsigned char *row, const bool is_bf16, uint32_t fir
     uint16_t halves[8] = {0};
     memcpy(halves, from, (size_t)count * 2);
     return widen_bf16(_mm_loadu_si128((const __m128i *)(const void *)halves));
-}
-/* Lanes added in one fixed order. */
-INLINE float sum_lanes(__m256 v) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    half = _mm_add_ss(half, _mm_movehdup_ps(half));
-    return _mm_cvtss_f32(half);
-}
-INLINE float largest_lane(__m256 v) {
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    half = _mm_max_ss(half, _mm_movehdup_ps(half));
-    return _mm_cvtss_f32(half);
 }
 /* As the oracle's exponential; NaN stays NaN (the bound is the first operand of min and max). */
 INLINE __m256 exp_lanes(__m256 x) {
@@ -411,32 +398,6 @@ static void avx2_store(void *to, enum kernels_dtype dtype, const float *from, si
 }
 
 /* ---- attention ---- */
-
-struct rows {
-    const unsigned char *k[KERNELS_ATTENTION_BLOCK];
-    const unsigned char *v[KERNELS_ATTENTION_BLOCK];
-};
-
-/* Addresses of the rows [first, first + count), head's first value included. Past count, up to the
- * next multiple of 8, the last row repeats: it is computed and thrown away. */
-static void rows_find(const struct kernels_attention *a, uint32_t first, uint32_t count,
-                      size_t head_bytes, struct rows *rows) {
-    uint32_t page = first / a->page_tokens;
-    uint32_t in_page = first % a->page_tokens;
-    for (uint32_t t = 0; t < count; t++) {
-        uint64_t at =
-            (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes + head_bytes;
-        rows->k[t] = a->base + at + a->k_offset;
-        rows->v[t] = a->base + at + a->v_offset;
-        if (++in_page == a->page_tokens) {
-            in_page = 0;
-            page++;
-        }
-    }
-    for (uint32_t t = count; t % 8 != 0; t++) {
-        rows->k[t] = rows->k[count - 1];
-    }
-}
 
 /* sum_lanes of eight registers at once, in its order: halves, then pairs, then the last two. */
 INLINE __m256 sum_lanes_of_8(const __m256 *v) {

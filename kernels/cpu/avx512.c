@@ -5,6 +5,7 @@
 #include "kernels/cpu/tables.h"
 
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/vector.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -12,7 +13,6 @@
 
 #include <immintrin.h>
 
-#define INLINE         static inline __attribute__((always_inline))
 #define TILE_ROWS      12u
 #define TILE_COLS      192u /* two panels' slice (24 KiB in F32) stays in the first-level cache */
 #define PREFETCH_BYTES 4096
@@ -362,34 +362,8 @@ struct pair {
     float total[2];
 };
 
-struct rows {
-    const unsigned char *k[KERNELS_ATTENTION_BLOCK];
-    const unsigned char *v[KERNELS_ATTENTION_BLOCK];
-};
-
 INLINE __m512 both(__m256 low, __m256 high) {
     return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
-}
-
-/* Addresses of the rows [first, first + count), the KV head's first value included. Past count, up
- * to the next multiple of 8, the last row repeats: it is computed and thrown away. */
-static void rows_find(const struct kernels_attention *a, uint32_t first, uint32_t count,
-                      size_t head_bytes, struct rows *rows) {
-    uint32_t page = first / a->page_tokens;
-    uint32_t in_page = first % a->page_tokens;
-    for (uint32_t t = 0; t < count; t++) {
-        uint64_t at =
-            (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes + head_bytes;
-        rows->k[t] = a->base + at + a->k_offset;
-        rows->v[t] = a->base + at + a->v_offset;
-        if (++in_page == a->page_tokens) {
-            in_page = 0;
-            page++;
-        }
-    }
-    for (uint32_t t = count; t % 8 != 0; t++) {
-        rows->k[t] = rows->k[count - 1];
-    }
 }
 
 /* Values [first, first + count) of a K row, in both halves; count in [1, 8]. */
@@ -505,18 +479,6 @@ INLINE void values(const struct pair *pair, const float (*score)[KERNELS_ATTENTI
     }
 }
 
-INLINE float largest_lane(__m256 v) {
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    half = _mm_max_ss(half, _mm_movehdup_ps(half));
-    return _mm_cvtss_f32(half);
-}
-INLINE float sum_lanes(__m256 v) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    half = _mm_add_ss(half, _mm_movehdup_ps(half));
-    return _mm_cvtss_f32(half);
-}
 INLINE __m256 half_of(__m512 v, const int which) {
     return which == 0 ? _mm512_castps512_ps256(v) : _mm512_extractf32x8_ps(v, 1);
 }

@@ -1,0 +1,54 @@
+/* What the two vector backends share: addresses of paged rows, and reductions of eight lanes in the
+ * one order that both give. Included by files that are built for AVX2 at least. */
+#ifndef KERNELS_CPU_VECTOR_H
+#define KERNELS_CPU_VECTOR_H
+
+#include "kernels/kernels.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Lanes added in one fixed order. */
+INLINE float sum_lanes(__m256 v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    half = _mm_add_ss(half, _mm_movehdup_ps(half));
+    return _mm_cvtss_f32(half);
+}
+INLINE float largest_lane(__m256 v) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    half = _mm_max_ss(half, _mm_movehdup_ps(half));
+    return _mm_cvtss_f32(half);
+}
+struct rows {
+    const unsigned char *k[KERNELS_ATTENTION_BLOCK];
+    const unsigned char *v[KERNELS_ATTENTION_BLOCK];
+};
+
+/* Addresses of the rows [first, first + count), head's first value included. Past count, up to the
+ * next multiple of 8, the last row repeats: it is computed and thrown away. */
+static inline void rows_find(const struct kernels_attention *a, uint32_t first, uint32_t count,
+                             size_t head_bytes, struct rows *rows) {
+    uint32_t page = first / a->page_tokens;
+    uint32_t in_page = first % a->page_tokens;
+    for (uint32_t t = 0; t < count; t++) {
+        uint64_t at =
+            (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes + head_bytes;
+        rows->k[t] = a->base + at + a->k_offset;
+        rows->v[t] = a->base + at + a->v_offset;
+        if (++in_page == a->page_tokens) {
+            in_page = 0;
+            page++;
+        }
+    }
+    for (uint32_t t = count; t % 8 != 0; t++) {
+        rows->k[t] = rows->k[count - 1];
+    }
+}
+
+#endif
