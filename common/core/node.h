@@ -62,7 +62,7 @@ struct session {
     bool is_stream_ended;
     bool is_hello_sent;
     bool is_other_life; /* the address answered with another incarnation than the one expected */
-    bool is_link_used; /* P: the link has, or had, an endpoint for it */
+    bool is_link_used;  /* P: the link has, or had, an endpoint for it */
     bool is_link_closing;
     bool is_link_closed;
     bool is_peer_draining;
@@ -100,7 +100,7 @@ struct terminal {
     struct instant at;
     struct span age;
     struct span freeing; /* outcome decided -> memory back; ledger_end fills it in */
-    uint8_t state; /* it was in when its outcome was decided */
+    uint8_t state;       /* it was in when its outcome was decided */
     uint8_t outcome;
     uint8_t cause;
     char label[LABEL_MAX];

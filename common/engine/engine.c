@@ -363,13 +363,14 @@ enum status engine_create(const struct engine_config *config, struct writer *err
             .team = engine->team,
             .rows_max = config->rows_max,
             .tokens_max = config->tokens_max,
+            .on_row = config->on_row,
+            .on_row_context = config->context,
             .alone_below = config->alone_below != 0 ? config->alone_below : ALONE_BELOW});
-        struct thread_config thread = {.name = "engine",
-                                       .fn = engine_run,
-                                       .arg = engine,
-                                       .beat_limit = config->beat_limit.ns > 0
-                                                         ? config->beat_limit
-                                                         : span_ms(BEAT_LIMIT_MS)};
+        struct thread_config thread = {
+            .name = "engine",
+            .fn = engine_run,
+            .arg = engine,
+            .beat_limit = config->beat_limit.ns > 0 ? config->beat_limit : span_ms(BEAT_LIMIT_MS)};
         status = thread_start(&engine->thread, &thread);
         if (status != STATUS_OK) {
             (void)fail(error, status, "the system has no thread left for the engine");
