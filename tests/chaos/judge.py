@@ -16,7 +16,7 @@ import threading
 import time
 
 from world import harness
-from harness import GOLDEN, RETRYABLE, Client, Metrics, collect, filler, grpc, http_get, make_request, not_at_rest, until
+from harness import GOLDEN, RETRYABLE, Metrics, collect, filler, grpc, http_get, make_request, not_at_rest, until
 
 KILLED_S = 4.0    # a killed peer is seen in 1 s, then a retry; two busy cores
 SILENT_S = 8.5    # a silent peer: its lease of 6 s, a step, a tick at each end; two busy cores
@@ -28,8 +28,17 @@ REQUEST_S = 45    # nothing may hang longer; a request that needs it is a findin
 OK = "ok"
 
 
-class Verdict(AssertionError):
-    pass
+class Client(harness.Client):
+    """As harness.Client, but it gives a connection time to form: gRPC calls the bound of that "min_reconnect_backoff"."""
+
+    def __init__(self, address):
+        super().__init__(address)
+        self.channel.close()
+        self.channel = grpc.insecure_channel(address, options=[
+            ("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 3000),
+            ("grpc.max_reconnect_backoff_ms", 500)])
+        self.stub = harness.inference_pb2_grpc.InferenceStub(self.channel)
 
 
 def reference_requests():
@@ -66,7 +75,7 @@ class Outcome:
         self.attempts = 0
 
 
-class Client_:
+class Asker:
     """One client thread that asks again and again and remembers every outcome. pick() -> (request, wanted ids)."""
 
     def __init__(self, address, router, label, pick, every=0.02, timeout=REQUEST_S):
@@ -231,7 +240,7 @@ class Trial:
         Reference.learn(self.world)
         self.prober = Prober(self.world)
         for index, router in enumerate(self.world.routers()):
-            self.canaries.append(Client_(router.address("grpc"), router.id, f"canary-{index}", golden_pick(index)))
+            self.canaries.append(Asker(router.address("grpc"), router.id, f"canary-{index}", golden_pick(index)))
         until("the canaries are answered", lambda: all(each.answered for each in self.canaries), 20)
         self.phase("fault")
 
@@ -239,7 +248,7 @@ class Trial:
         """Clients that ask for long and short answers of which every token is known."""
         router = self.world.routers()[router]
         address = address or self.world.client_address(router)
-        made = [Client_(address, router.id, f"herd-{len(self.herd) + index}", herd_pick(self.draw.random()))
+        made = [Asker(address, router.id, f"herd-{len(self.herd) + index}", herd_pick(self.draw.random()))
                 for index in range(count)]
         self.herd += made
         return made
@@ -370,11 +379,13 @@ class Trial:
                     self.check("REF", answer.ids == GOLDEN[index]["greedy_ids"], f"golden {index} by {router}: {answer.ids}")
                 except grpc.RpcError as error:
                     self.check("REF", False, f"golden {index} by {router}: {error.code().name} {error.details()}")
+        futures = []
         with concurrent.futures.ThreadPoolExecutor(10) as pool:
             for router in self.world.routers():
                 if router.alive():
-                    for index in range(len(GOLDEN)):
-                        pool.submit(golden, router, index)
+                    futures += [pool.submit(golden, router, index) for index in range(len(GOLDEN))]
+            for future in futures:
+                future.result()
 
     def capacity(self):
         """CAP: the largest requests, as many as the pools hold."""
@@ -482,4 +493,7 @@ class Trial:
             codes[each.code] = codes.get(each.code, 0) + 1
         self.note(" ".join(f"{count} {code}" for code, count in sorted(codes.items(), key=str)))
         longest = max((each.ended - each.began for each in outcomes if each.code == OK and each.ended), default=0.0)
-        self.note(f"longest answer {longest:.1f} s")
+        self.note(f"longest answer {longest:.1f} s, {sum(each.attempts > 1 for each in outcomes)} by a later attempt")
+        told = sorted({f"{each.code}: {each.told[:90]}" for each in outcomes if each.code not in (OK, "CANCELLED")})
+        if told:
+            self.note("; ".join(told[:3]))

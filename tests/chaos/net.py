@@ -165,11 +165,14 @@ class Net:
                 host.apply()
 
     def reset(self, wire):
-        """Both ends of every connection of a wire are reset by the kernel."""
+        """Both ends of every connection of a wire are reset by the kernel; returns how many ends."""
         dialler, target, port = wire
+        count = 0
         for name, other, which in ((target, dialler, "sport"), (dialler, target, "dport")):
             if name in self.hosts:
-                self.hosts[name].run("ss", "-K", "-H", "-t", "-n", "dst", self.address(other), which, "=", f":{port}")
+                count += len(self.hosts[name].run("ss", "-K", "-H", "-t", "-n", "dst", self.address(other), which, "=",
+                                                  f":{port}").splitlines())
+        return count
 
     @contextlib.contextmanager
     def throttled(self, dialler, port, bytes_a_second):
