@@ -337,10 +337,15 @@ static void prefill_admit(struct prefill_core *core, struct session *session,
     prefill_send_open(core, entry, out);
 }
 
-/* Opens that waited for the session to D to come up. */
+/* Opens that waited for the session to D to come up; in turns of bounded size. */
 static void prefill_send_opens(struct prefill_core *core, struct effects *out) {
+    core->is_opening_due = false;
     uint32_t at = core->queue.head;
-    while (at != LIST_NONE && core->opens_pending > 0 && effects_room(out) > 64) {
+    while (at != LIST_NONE && core->opens_pending > 0) {
+        if (effects_room(out) < 64) {
+            core->is_opening_due = true; /* the rest in the next turn */
+            return;
+        }
         struct prefill_entry *entry = &core->entries[at];
         at = entry->queue_link.next;
         prefill_send_open(core, entry, out);
@@ -798,6 +803,7 @@ static void prefill_tick(struct prefill_core *core, struct effects *out) {
 static void prefill_mail(struct prefill_core *core, struct session *session,
                          const struct message *message, struct effects *out) {
     if (message->kind == MESSAGE_HELLO || message->kind == MESSAGE_BEAT) {
+        core->is_opening_due = core->is_opening_due || message->kind == MESSAGE_HELLO;
         return;
     }
     if (message->kind == MESSAGE_AUDIT) {
@@ -847,7 +853,7 @@ void prefill_core_step(struct prefill_core *core, const struct event *event, str
     case EVENT_LINK_BAD:
     case EVENT_LINK_DISARMED: core->node.stats.stale_events++; break; /* not this role's */
     }
-    if (core->opens_pending > 0) {
+    if (core->is_opening_due) {
         prefill_send_opens(core, out);
     }
     prefill_sweep_sessions(core, out);
@@ -856,7 +862,8 @@ void prefill_core_step(struct prefill_core *core, const struct event *event, str
 }
 
 struct instant prefill_core_deadline(const struct prefill_core *core) {
-    return instant_add(core->node.real, span_ms(core->node.sessions_ended > 0 ? 1 : TICK_MS));
+    bool is_soon = core->node.sessions_ended > 0 || core->is_opening_due;
+    return instant_add(core->node.real, span_ms(is_soon ? 1 : TICK_MS));
 }
 
 /* --- for people and tests

@@ -88,6 +88,7 @@ struct prefill_core {
     struct list queue;  /* QUEUED, first come first served */
     struct list active; /* COMPUTING */
     uint32_t opens_pending;
+    bool is_opening_due; /* a session to D came up: Opens may wait for it */
     uint32_t sends; /* all outstanding */
     uint64_t backlog_tokens;
     struct step_plan plan;

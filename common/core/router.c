@@ -9,6 +9,7 @@
 #define DECODE_LINKS(core)  &(core)->requests[0].decode_link, (uint32_t)sizeof(struct request)
 #define PREFILL_LINKS(core) &(core)->requests[0].prefill_link, (uint32_t)sizeof(struct request)
 #define PARKED_LINKS(core)  &(core)->requests[0].parked_link, (uint32_t)sizeof(struct request)
+#define LANE_LINKS(core)    &(core)->lanes[0].link, (uint32_t)sizeof(struct router_lane)
 
 /* One request's turn appends at most: two Aborts, Admit or Prefill, Answer. */
 #define EFFECTS_PER_REQUEST 6u
@@ -35,6 +36,7 @@ static void router_layout(struct router_core *core, const struct router_config *
     void *ids = arena_take(arena, pool_bytes(config->requests_max));
     core->requests = arena_take(arena, (uint64_t)config->requests_max * sizeof *core->requests);
     void *calls = arena_take(arena, map_bytes(config->requests_max));
+    core->lanes = arena_take(arena, (uint64_t)config->requests_max * sizeof *core->lanes);
     words_init(&core->words, config->words_max, arena);
     core->workers = arena_take(arena, (uint64_t)config->workers_max * sizeof *core->workers);
     core->affinity_hash = arena_take(arena, ROUTER_AFFINITY_SLOTS * sizeof(uint64_t));
@@ -45,7 +47,12 @@ static void router_layout(struct router_core *core, const struct router_config *
     }
     pool_init(&core->ids, config->requests_max, ids);
     map_init(&core->by_call, config->requests_max, calls);
-    list_init(&core->parked);
+    list_init(&core->parked.lanes);
+    list_init(&core->lanes_free);
+    for (uint32_t i = 0; i < config->requests_max; i++) {
+        list_init(&core->lanes[i].requests);
+        list_push_back(&core->lanes_free, LANE_LINKS(core), i);
+    }
     core->retry_tenths = RETRY_TENTHS_FIRST;
     core->config = *config;
 }
@@ -156,13 +163,45 @@ static void request_settle(struct router_core *core, struct request *request) {
     memset(request, 0, sizeof *request);
 }
 
-static void request_park(struct router_core *core, struct request *request, bool is_first) {
-    if (is_first) {
-        list_push_front(&core->parked, PARKED_LINKS(core), request_index(core, request));
-    } else {
-        list_push_back(&core->parked, PARKED_LINKS(core), request_index(core, request));
+/* The lane of this model: the one that is in use, else a fresh one. */
+static uint32_t router_lane_of(struct router_core *core, uint64_t model_hash) {
+    uint32_t at = core->parked.lanes.head;
+    while (at != LIST_NONE && core->lanes[at].model_hash != model_hash) {
+        at = core->lanes[at].link.next;
     }
+    if (at == LIST_NONE) {
+        at = core->lanes_free.head;
+        CHECK_OP(at, !=, LIST_NONE);
+        list_remove(&core->lanes_free, LANE_LINKS(core), at);
+        list_push_back(&core->parked.lanes, LANE_LINKS(core), at);
+        core->lanes[at].model_hash = model_hash;
+    }
+    return at;
+}
+
+static void request_park(struct router_core *core, struct request *request, bool is_first) {
+    request->lane = router_lane_of(core, request->model_hash);
+    struct list *lane = &core->lanes[request->lane].requests;
+    if (is_first) {
+        list_push_front(lane, PARKED_LINKS(core), request_index(core, request));
+    } else {
+        list_push_back(lane, PARKED_LINKS(core), request_index(core, request));
+    }
+    core->parked.count++;
     core->is_placing_due = true;
+}
+
+static void request_unpark(struct router_core *core, struct request *request) {
+    if (!request->parked_link.is_linked) {
+        return;
+    }
+    struct list *lane = &core->lanes[request->lane].requests;
+    list_remove(lane, PARKED_LINKS(core), request_index(core, request));
+    core->parked.count--;
+    if (lane->count == 0) {
+        list_remove(&core->parked.lanes, LANE_LINKS(core), request->lane);
+        list_push_back(&core->lanes_free, LANE_LINKS(core), request->lane);
+    }
 }
 
 /* --- legs
@@ -246,7 +285,7 @@ static void request_answer(struct router_core *core, struct request *request,
     request->decided = core->node.now;
     core->stats.answers_ok += ending->outcome == OUTCOME_OK && !request_is_canary(request) ? 1 : 0;
     legs_drop(core, request, ending->cause, out);
-    list_remove(&core->parked, PARKED_LINKS(core), request_index(core, request));
+    request_unpark(core, request);
     if (ending->detail != request->detail) {
         text_copy(request->detail, ROUTER_DETAIL_MAX, ending->detail);
     }
@@ -420,7 +459,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
                           uint32_t local_max, struct effects *out) {
     struct worker *worker = &core->workers[decode];
     struct session *session = &core->node.sessions[worker->session];
-    list_remove(&core->parked, PARKED_LINKS(core), request_index(core, request));
+    request_unpark(core, request);
     if (request->first_placed.ns == 0) {
         request->first_placed = core->node.now;
         if (!request_is_canary(request)) {
@@ -485,36 +524,42 @@ static bool request_place(struct router_core *core, struct request *request, str
     return true;
 }
 
-/* Places parked requests, first come first served within a model. */
+/* Places the requests of one model until one must wait. False when the turn holds no more. */
+static bool router_place_lane(struct router_core *core, const struct router_lane *lane,
+                              struct effects *out) {
+    while (lane->requests.head != LIST_NONE) {
+        struct request *request = &core->requests[lane->requests.head];
+        if (effects_room(out) < 8 * EFFECTS_PER_REQUEST) {
+            return false;
+        }
+        if (request_place(core, request, out)) {
+            continue;
+        }
+        if (!request_is_canary(request)) {
+            return true;
+        }
+        request_give_up(core, request, out);
+    }
+    return true;
+}
+
+/* Places parked requests, first come first served within a model. What it costs does not depend on
+ * how many wait: of each model only the first that must wait is looked at. */
 static void router_place(struct router_core *core, struct effects *out) {
     if (!core->is_placing_due) {
         return;
     }
     core->is_placing_due = false;
-    uint64_t blocked[8];
-    uint32_t blocked_count = 0;
-    uint32_t at = core->parked.head;
-    while (at != LIST_NONE) {
-        struct request *request = &core->requests[at];
-        at = request->parked_link.next;
-        bool is_blocked = false;
-        for (uint32_t i = 0; i < blocked_count; i++) {
-            is_blocked = is_blocked || blocked[i] == request->model_hash;
-        }
-        if (is_blocked) {
-            continue;
-        }
-        if (effects_room(out) < 8 * EFFECTS_PER_REQUEST || blocked_count == 8) {
+    uint32_t left = core->parked.lanes.count;
+    while (left-- > 0) {
+        uint32_t at = core->parked.lanes.head;
+        if (!router_place_lane(core, &core->lanes[at], out)) {
             core->is_placing_due = true; /* the rest in the next turn */
             return;
         }
-        if (request_place(core, request, out)) {
-            continue;
-        }
-        if (request_is_canary(request)) {
-            request_give_up(core, request, out);
-        } else {
-            blocked[blocked_count++] = request->model_hash;
+        if (core->lanes[at].requests.count > 0) {
+            list_remove(&core->parked.lanes, LANE_LINKS(core), at);
+            list_push_back(&core->parked.lanes, LANE_LINKS(core), at);
         }
     }
 }
@@ -1193,15 +1238,23 @@ static void router_tick(struct router_core *core, struct effects *out) {
     router_send_audits(core, out);
 }
 
+/* Requests that came before any worker was known; in turns of bounded size. */
 static void router_wake_tokenizing(struct router_core *core, struct effects *out) {
+    if (!core->is_waking_due) {
+        return;
+    }
+    core->is_waking_due = false;
     for (uint32_t i = 0;
-         i < core->config.requests_max && core->node.ledger.in_state[REQUEST_TOKENIZING] > 0 &&
-         effects_room(out) > 8 * EFFECTS_PER_REQUEST;
-         i++) {
+         i < core->config.requests_max && core->node.ledger.in_state[REQUEST_TOKENIZING] > 0; i++) {
         struct request *request = &core->requests[i];
-        if (request->state == REQUEST_TOKENIZING && !request->is_tokenizing) {
-            (void)request_tokenize(core, request, out);
+        if (request->state != REQUEST_TOKENIZING || request->is_tokenizing) {
+            continue;
         }
+        if (effects_room(out) < 8 * EFFECTS_PER_REQUEST) {
+            core->is_waking_due = true; /* the rest in the next turn */
+            return;
+        }
+        (void)request_tokenize(core, request, out);
     }
 }
 
@@ -1303,7 +1356,7 @@ static void router_dispatch(struct router_core *core, const struct event *event,
         break;
     case EVENT_WORKER_SEEN:
         fleet_seen(core, event->u.worker_seen.info, out);
-        router_wake_tokenizing(core, out);
+        core->is_waking_due = true;
         break;
     case EVENT_WORKER_LOST: fleet_lost(core, event->u.worker_lost.incarnation, out); break;
     case EVENT_LAYER_DONE:
@@ -1325,12 +1378,13 @@ void router_core_step(struct router_core *core, const struct event *event, struc
     node_observe(&core->node, now);
     router_dispatch(core, event, out);
     router_sweep_sessions(core, out);
+    router_wake_tokenizing(core, out);
     router_place(core, out);
     node_exit_when_idle(&core->node, out);
 }
 
 struct instant router_core_deadline(const struct router_core *core) {
-    bool is_soon = core->node.sessions_ended > 0 || core->is_placing_due;
+    bool is_soon = core->node.sessions_ended > 0 || core->is_placing_due || core->is_waking_due;
     return instant_add(core->node.real, span_ms(is_soon ? 1 : TICK_MS));
 }
 
@@ -1447,7 +1501,13 @@ void router_verify(const struct router_core *core) {
         asked += core->workers[i].is_used ? core->workers[i].admitting : 0;
     }
     CHECK_OP(live, ==, core->node.ledger.live);
+    uint32_t in_lanes = 0;
+    for (uint32_t i = 0; i < core->config.requests_max; i++) {
+        in_lanes += core->lanes[i].requests.count;
+    }
     CHECK_OP(parked, ==, core->parked.count);
+    CHECK_OP(parked, ==, in_lanes);
+    CHECK_OP(core->parked.lanes.count + core->lanes_free.count, ==, core->config.requests_max);
     CHECK_OP(attempts, ==, counted);
     CHECK_OP(admitting, ==, asked);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);

@@ -81,6 +81,7 @@ struct request {
     struct link decode_link;
     struct link prefill_link;
     struct link parked_link;
+    uint32_t lane; /* of those that wait for the same model; valid while parked_link is linked */
     struct slot_id slot;
     uint64_t key;
     uint32_t cached;
@@ -131,6 +132,13 @@ struct router_suspect {
 };
 
 /* Of clients' requests only. */
+/* Requests of one model that wait to be placed, first come first served. */
+struct router_lane {
+    uint64_t model_hash;
+    struct list requests;
+    struct link link; /* in parked.lanes or lanes_free */
+};
+
 struct router_stats {
     uint64_t retries[CAUSE_COUNT];
     uint64_t resumes_ok; /* resumed streams that went on */
@@ -161,8 +169,14 @@ struct router_core {
     struct words words;
     uint32_t words_held; /* ranges that requests hold: must be words.taken */
     struct worker *workers;
-    struct list parked;
+    struct router_lane *lanes; /* [requests_max]: there are never more models than requests */
+    struct list lanes_free;
+    struct {
+        uint32_t count;    /* requests in all lanes */
+        struct list lanes; /* those with requests, the next one to be served first */
+    } parked;
     bool is_placing_due;
+    bool is_waking_due;    /* requests that waited for discovery are still to be tokenized */
     uint64_t given;        /* attempts given to workers so far */
     uint32_t retry_tenths; /* budget: ten are one retry */
     uint64_t *affinity_hash;

@@ -785,6 +785,99 @@ static void test_a_worker_that_missed_two_beats_is_given_nothing_until_it_speaks
     bed_destroy(bed);
 }
 
+/* A router of its own size: it shares nothing with the bed's. */
+static void crowd_step(struct router_core *core, const struct event *event, struct effects *out,
+                       int64_t *now) {
+    *now += 1000000;
+    router_core_step(core, event, (struct instant){*now}, out);
+    router_verify(core);
+}
+
+static void test_a_crowd_that_waited_for_the_first_worker_is_tokenized_to_the_last(void **state) {
+    (void)state;
+    enum { CROWD = 3000 };
+    struct router_config config = {
+        .node = {.role = ROLE_ROUTER, .sessions_max = 8, .timers = timers_default()},
+        .requests_max = CROWD,
+        .workers_max = 8,
+        .words_max = 4096};
+    struct router_core *core = calloc(1, sizeof *core);
+    struct effects *out = calloc(1, sizeof *out);
+    void *memory = bed_memory(router_bytes(&config));
+    assert_non_null(core);
+    assert_non_null(out);
+    router_init(core, &config, memory);
+    int64_t now = BED_SECOND;
+    for (uint32_t i = 0; i < CROWD; i++) {
+        struct event open = {.kind = EVENT_CLIENT_OPEN};
+        open.u.client_open.call.v = 1 + i;
+        open.u.client_open.model = "m";
+        open.u.client_open.request_label = "";
+        open.u.client_open.session_label = "";
+        router_core_step(core, &open, (struct instant){now}, out);
+    }
+    struct worker_info info = {.incarnation = {500},
+                               .role = ROLE_DECODE,
+                               .context = 64,
+                               .vocab = 100,
+                               .model = "m",
+                               .address = "w:1"};
+    struct event seen = {.kind = EVENT_WORKER_SEEN};
+    seen.u.worker_seen.info = &info;
+    crowd_step(core, &seen, out, &now);
+    uint32_t woken = bed_count(out, EFFECT_TOKENIZE);
+    struct event tick = {.kind = EVENT_TICK};
+    for (uint32_t i = 0; i < 20; i++) {
+        crowd_step(core, &tick, out, &now);
+        woken += bed_count(out, EFFECT_TOKENIZE);
+    }
+    assert_int_equal(woken, CROWD);
+    free(memory);
+    free(out);
+    free(core);
+}
+
+/* The models of waiting requests, more than any turn looks at in one go. */
+static void test_a_model_with_room_is_served_though_many_others_wait(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    uint32_t models = 7;
+    for (uint32_t i = 0; i <= models; i++) {
+        struct worker_info info = {.incarnation = {500 + i},
+                                   .role = ROLE_DECODE,
+                                   .layout = digest,
+                                   .vocab = 100,
+                                   .context = 64,
+                                   .kv_tokens = 256,
+                                   .page_tokens = 4};
+        (void)snprintf(info.model, LABEL_MAX, "m%u", i);
+        (void)snprintf(info.address, ADDRESS_MAX, "w:%u", i);
+        struct event seen = {.kind = EVENT_WORKER_SEEN};
+        seen.u.worker_seen.info = &info;
+        bed_step(bed, &seen);
+    }
+    for (uint32_t i = 0; i <= models; i++) {
+        char model[LABEL_MAX];
+        (void)snprintf(model, sizeof model, "m%u", i);
+        struct event open = {.kind = EVENT_CLIENT_OPEN};
+        open.u.client_open.call.v = 100 + i;
+        open.u.client_open.model = model;
+        open.u.client_open.request_label = "";
+        open.u.client_open.session_label = "";
+        bed_step(bed, &open);
+        bed->request = bed->out.items[bed->out.count - 1].u.tokenize.request;
+        apply_tokenized(bed);
+    }
+    /* No session is up: all wait, each for its own model. Then the last one's comes up. */
+    assert_int_equal(bed->core.parked.lanes.count, models + 1);
+    struct message message;
+    struct event hello = bed_hello(&message, 2 + 2 * models, ROLE_DECODE, 500 + models, digest);
+    bed_step(bed, &hello);
+    assert_non_null(strstr(bed->text, "admit"));
+    assert_int_equal(bed->core.parked.lanes.count, models);
+    bed_destroy(bed);
+}
+
 static void test_a_record_that_changes_a_workers_role_is_not_believed(void **state) {
     (void)state;
     struct bed *bed = bed_create(false);
@@ -1136,6 +1229,8 @@ int main(void) {
         cmocka_unit_test(test_lengths_are_checked_before_any_worker_is_asked),
         cmocka_unit_test(test_mass_deletion_in_etcd_stops_nothing_that_has_a_session),
         cmocka_unit_test(test_a_record_that_changes_a_workers_role_is_not_believed),
+        cmocka_unit_test(test_a_crowd_that_waited_for_the_first_worker_is_tokenized_to_the_last),
+        cmocka_unit_test(test_a_model_with_room_is_served_though_many_others_wait),
         cmocka_unit_test(test_a_worker_that_missed_two_beats_is_given_nothing_until_it_speaks),
         cmocka_unit_test(test_a_dead_life_at_the_same_address_is_not_greeted_while_the_next_lives),
         cmocka_unit_test(test_a_worker_whose_address_answers_with_another_life_is_forgotten),
