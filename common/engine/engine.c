@@ -363,6 +363,8 @@ enum status engine_create(const struct engine_config *config, struct writer *err
             .team = engine->team,
             .rows_max = config->rows_max,
             .tokens_max = config->tokens_max,
+            .on_row = config->on_row,
+            .on_row_context = config->context,
             .alone_below = config->alone_below != 0 ? config->alone_below : ALONE_BELOW});
         struct thread_config thread = {
             .name = "engine",

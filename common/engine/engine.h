@@ -5,8 +5,9 @@
  * one on_step. A row's tokens and KV are bit-identical whatever shares the step, however the
  * sequence was cut into steps, and for every thread count. Plans are checked: one that names a
  * token, position or page out of range ends with STATUS_RANGE and touches nothing.
- * engine_submit comes from one thread (control); callbacks run on the step thread and must not
- * block; the pool may be read and written by others only at pages that no outstanding plan names.
+ * engine_submit comes from one thread (control); callbacks run on the step thread (on_row: on any
+ * of the engine's) and must not block; the pool may be read and written by others only at pages
+ * that no outstanding plan names.
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -25,6 +26,11 @@ struct engine;
 
 /* Layer `layer` of step `step` is complete: its KV of all rows is in the pool. */
 typedef void (*engine_on_layer)(void *context, uint64_t step, uint32_t layer);
+/* One row of a component was written into the pool. Called on the thread that wrote it, right
+ * after, while it is in that thread's cache: by several threads at once, before on_layer of its
+ * layer, never twice at once for one row. For sums, and nothing that takes longer. */
+typedef void (*engine_on_row)(void *context, uint32_t page, uint32_t component,
+                              uint32_t token_in_page);
 /* The step ended. results: one per plan row, in order, borrowed until return; on a failed step
  * (status not STATUS_OK) every result has is_valid false. elapsed: from the step's start to its
  * end, test_step_delay included. */
@@ -39,6 +45,7 @@ struct engine_config {
     uint32_t threads;               /* >= 1, <= ENGINE_THREADS_MAX */
     uint32_t rows_max;              /* rows of one plan */
     uint32_t tokens_max;            /* tokens of one plan; >= rows_max */
+    engine_on_row on_row;           /* may be NULL */
     engine_on_layer on_layer;       /* called only for plans that want layers; may be NULL */
     engine_on_step on_step;
     void *context;

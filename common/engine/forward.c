@@ -201,12 +201,17 @@ static void begin_part(void *context, uint32_t part, uint32_t worker) {
     }
 }
 
-static unsigned char *kv_row(const struct forward *forward, const struct token_place *place,
-                             uint32_t component) {
-    const struct kv_layout *layout = forward->config.layout;
-    uint32_t page = place->pages[place->position / layout->page_tokens];
-    return forward->config.kv +
-           layout_row_offset(layout, page, component, place->position % layout->page_tokens);
+static void row_store(const struct forward *forward, const struct token_place *place,
+                      uint32_t component, const float *values, uint32_t count) {
+    const struct forward_config *config = &forward->config;
+    uint32_t page = place->pages[place->position / config->layout->page_tokens];
+    uint32_t in_page = place->position % config->layout->page_tokens;
+    forward->kernels->store(config->kv +
+                                layout_row_offset(config->layout, page, component, in_page),
+                            config->model->kv_dtype, values, count);
+    if (config->on_row != NULL) {
+        config->on_row(config->on_row_context, page, component, in_page);
+    }
 }
 
 /* Norms `heads` heads, each by itself. */
@@ -224,8 +229,7 @@ static void store_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
     struct forward *forward = loop->forward;
-    const struct model *model = forward->config.model;
-    const struct model_config *shape = &model->config;
+    const struct model_config *shape = &forward->config.model->config;
     uint32_t half = shape->head_dim / 2;
     uint32_t q_width = shape->heads * shape->head_dim;
     uint32_t kv_width = shape->kv_heads * shape->head_dim;
@@ -242,10 +246,8 @@ static void store_part(void *context, uint32_t part, uint32_t worker) {
             heads_norm(forward, q + q_width, loop->layer->k_norm, shape->kv_heads);
         }
         forward->kernels->rotary(q, cosine, sine, shape->heads + shape->kv_heads, shape->head_dim);
-        forward->kernels->store(kv_row(forward, &forward->places[n], component), model->kv_dtype,
-                                q + q_width, kv_width);
-        forward->kernels->store(kv_row(forward, &forward->places[n], component + 1),
-                                model->kv_dtype, q + q_width + kv_width, kv_width);
+        row_store(forward, &forward->places[n], component, q + q_width, kv_width);
+        row_store(forward, &forward->places[n], component + 1, q + q_width + kv_width, kv_width);
     }
 }
 

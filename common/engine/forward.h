@@ -15,6 +15,10 @@
 struct forward;
 struct team;
 
+/* As engine_on_row. */
+typedef void (*forward_on_row)(void *context, uint32_t page, uint32_t component,
+                               uint32_t token_in_page);
+
 /* Borrows everything until forward_destroy. */
 struct forward_config {
     const struct model *model;
@@ -23,6 +27,8 @@ struct forward_config {
     struct team *team;
     uint32_t rows_max;
     uint32_t tokens_max;
+    forward_on_row on_row; /* may be NULL */
+    void *on_row_context;
     uint64_t alone_below; /* as in engine_config */
 };
 

@@ -3,16 +3,28 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "kvlink/sum.h"
+
+#define SHORT_BYTES_MAX 240u /* up to here XXH3 is another function */
+
+static void take_plain(uint8_t *to, const uint8_t *from, size_t row_bytes, size_t rows,
+                       uint64_t *sums) {
+    if (to != NULL) {
+        memcpy(to, from, row_bytes * rows);
+    }
+    for (size_t r = 0; r < rows; r++) {
+        sums[r] = XXH3_64bits(from + r * row_bytes, row_bytes);
+    }
+}
+
+#if defined(__x86_64__)
 
 /* XXH3's long form, as its specification has it: eight lanes take stripes of 64 bytes, each with
  * the secret 8 bytes further on; after 16 stripes, a block, the lanes are scrambled. The last 64
- * bytes are one more stripe, whatever was taken before. */
+ * bytes are one more stripe, with its own place in the secret, whatever was taken before. */
 
 #define STRIPE_BYTES      64u
 #define STRIPES_PER_BLOCK 16u
-#define SHORT_BYTES_MAX   240u /* up to here XXH3 is another function */
 #define SECRET_BYTES      192u
 #define SECRET_STEP       8u
 #define SECRET_SCRAMBLE   (SECRET_BYTES - STRIPE_BYTES)
@@ -39,6 +51,9 @@ static const uint64_t secret_words[SECRET_BYTES / 8] = {
     0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu,
 };
 
+static const uint64_t lanes_start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
+                                        PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+
 static const uint8_t *secret_at(size_t offset) {
     return (const uint8_t *)secret_words + offset;
 }
@@ -54,19 +69,35 @@ static uint64_t multiply_fold(uint64_t a, uint64_t b) {
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-#if defined(__x86_64__)
+/* Of the lanes after a row's last stripe: its sum. */
+static uint64_t merge(const uint64_t *lanes, size_t row_bytes) {
+    uint64_t result = row_bytes * PRIME64_1;
+    for (size_t i = 0; i < 8; i += 2) {
+        result += multiply_fold(lanes[i] ^ load64(secret_at(SECRET_MERGE + 8 * i)),
+                                lanes[i + 1] ^ load64(secret_at(SECRET_MERGE + 8 * i + 8)));
+    }
+    result = (result ^ (result >> 37)) * AVALANCHE;
+    return result ^ (result >> 32);
+}
 
 /* What is asked for this far before it is used comes in time; nearer, the sum waits for memory
  * (measured: 0.11 s/GB at 1 KiB, 0.085 at 4 KiB, as memcpy). */
-#define AHEAD_BYTES        4096u
-#define STREAM_STRIPES_MIN 8u
+#define AHEAD_BYTES      4096u
+#define STREAM_BYTES_MIN 512u
 
-/* Whole stripes that lie one after the other. */
+enum where {
+    TO_CACHE,
+    TO_MEMORY, /* past the caches: KV that arrives is not read soon */
+    TO_NOWHERE,
+};
+
+/* Rows that lie one after the other. */
 struct run {
     uint8_t *to;
     const uint8_t *from;
-    uintptr_t ahead; /* read soon; need not be there */
-    size_t stripes;
+    size_t row_bytes;
+    size_t rows;
+    uint64_t *sums;
 };
 
 #define KERNEL(name)   avx2_##name
@@ -81,31 +112,24 @@ struct run {
 #define KERNEL_SWAP(v) __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6)
 #include "kvlink/copysum_kernel.h"
 
-static void take_run(struct copysum *sum, const struct run *run, enum copysum_to where) {
-    if (sum->cpu == COPYSUM_CPU_AVX512) {
-        avx512_take(sum, run, where);
-    } else {
-        avx2_take(sum, run, where);
-    }
+/* Stores past the caches must be aligned, and are slow one at a time. */
+static enum where where_to(const uint8_t *to, size_t row_bytes, size_t rows) {
+    bool is_aligned = (uintptr_t)to % STRIPE_BYTES == 0 && row_bytes % STRIPE_BYTES == 0;
+    return to == NULL                                           ? TO_NOWHERE
+           : is_aligned && row_bytes * rows >= STREAM_BYTES_MIN ? TO_MEMORY
+                                                                : TO_CACHE;
 }
 
-/* next: what will be read after this, or NULL. */
-static void take_stripes(struct copysum *sum, uint8_t *to, const uint8_t *from, size_t stripes,
-                         enum copysum_to where, const void *next) {
-    if (where == COPYSUM_TO_MEMORY &&
-        ((uintptr_t)to % STRIPE_BYTES != 0 || stripes < STREAM_STRIPES_MIN)) {
-        where = COPYSUM_TO_CACHE; /* such stores must be aligned, and are slow one at a time */
+void copysum_rows(enum copysum_cpu cpu, void *to, const void *from, size_t row_bytes, size_t rows,
+                  uint64_t *sums_out) {
+    struct run run = {to, from, row_bytes, rows, sums_out};
+    if (cpu == COPYSUM_CPU_PLAIN || row_bytes <= SHORT_BYTES_MAX) {
+        take_plain(to, from, row_bytes, rows, sums_out);
+    } else if (cpu == COPYSUM_CPU_AVX512) {
+        avx512_take(&run, where_to(to, row_bytes, rows));
+    } else {
+        avx2_take(&run, where_to(to, row_bytes, rows));
     }
-    size_t last = AHEAD_BYTES / STRIPE_BYTES; /* stripes during which the next piece is fetched */
-    last = last < stripes ? last : stripes;
-    struct run run = {to, from, (uintptr_t)from + AHEAD_BYTES, stripes - last};
-    take_run(sum, &run, where);
-    size_t done = run.stripes * STRIPE_BYTES;
-    run.to = where == COPYSUM_TO_NOWHERE ? NULL : to + done;
-    run.from = from + done;
-    run.ahead = next != NULL ? (uintptr_t)next : (uintptr_t)run.from;
-    run.stripes = last;
-    take_run(sum, &run, where);
 }
 
 enum copysum_cpu copysum_best(void) {
@@ -114,101 +138,23 @@ enum copysum_cpu copysum_best(void) {
                                              : COPYSUM_CPU_PLAIN;
 }
 
-static void flush_stores(void) {
+void copysum_flush(void) {
     __builtin_ia32_sfence();
 }
 
 #else
 
-static void take_stripes(struct copysum *sum, uint8_t *to, const uint8_t *from, size_t stripes,
-                         enum copysum_to where, const void *next) {
-    (void)sum, (void)to, (void)from, (void)stripes, (void)where, (void)next;
-    CHECK(false); /* copysum_best is plain */
+void copysum_rows(enum copysum_cpu cpu, void *to, const void *from, size_t row_bytes, size_t rows,
+                  uint64_t *sums_out) {
+    (void)cpu; /* copysum_best is plain */
+    take_plain(to, from, row_bytes, rows, sums_out);
 }
 
 enum copysum_cpu copysum_best(void) {
     return COPYSUM_CPU_PLAIN;
 }
 
-static void flush_stores(void) {
+void copysum_flush(void) {
 }
 
 #endif
-
-void copysum_begin(struct copysum *sum, const void *whole, size_t len, enum copysum_cpu cpu) {
-    static const uint64_t start[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
-                                      PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    memcpy(sum->lanes, start, sizeof(start));
-    sum->whole = whole;
-    sum->len = len;
-    sum->taken = 0;
-    sum->stripes = 0;
-    sum->cpu = len > SHORT_BYTES_MAX ? cpu : COPYSUM_CPU_PLAIN;
-}
-
-static void copy(uint8_t *to, const uint8_t *from, size_t len, enum copysum_to where) {
-    if (where != COPYSUM_TO_NOWHERE) {
-        memcpy(to, from, len);
-    }
-}
-
-void copysum_take(struct copysum *sum, void *to_any, const void *from_any, size_t len,
-                  enum copysum_to where, const void *next) {
-    uint8_t *to = to_any;
-    const uint8_t *from = from_any;
-    CHECK_OP(len, <=, sum->len - sum->taken);
-    size_t stripes_total = (sum->len - 1) / STRIPE_BYTES; /* without the last */
-    if (sum->cpu != COPYSUM_CPU_PLAIN) {
-        /* The rest of a stripe whose beginning another piece brought: it is summed in `whole`. */
-        size_t begun = sum->taken % STRIPE_BYTES;
-        if (begun != 0 && sum->stripes < stripes_total && len > 0) {
-            size_t rest = STRIPE_BYTES - begun < len ? STRIPE_BYTES - begun : len;
-            copy(to, from, rest, where);
-            sum->taken += rest;
-            len -= rest;
-            from += rest;
-            to = to != NULL ? to + rest : NULL;
-            if (begun + rest == STRIPE_BYTES) {
-                take_stripes(sum, NULL, sum->whole + sum->stripes * STRIPE_BYTES, 1,
-                             COPYSUM_TO_NOWHERE, NULL);
-            }
-        }
-        size_t stripes = len / STRIPE_BYTES;
-        stripes = stripes < stripes_total - sum->stripes ? stripes : stripes_total - sum->stripes;
-        if (stripes > 0) {
-            take_stripes(sum, to, from, stripes, where, next);
-            sum->taken += stripes * STRIPE_BYTES;
-            len -= stripes * STRIPE_BYTES;
-            from += stripes * STRIPE_BYTES;
-            to = to != NULL ? to + stripes * STRIPE_BYTES : NULL;
-        }
-    }
-    copy(to, from, len, where);
-    sum->taken += len;
-}
-
-/* The last stripe has its own place in the secret and no scrambling after it. */
-static void take_last_stripe(uint64_t *lanes, const uint8_t *stripe) {
-    for (size_t i = 0; i < 8; i++) {
-        uint64_t data = load64(stripe + 8 * i);
-        uint64_t keyed = data ^ load64(secret_at(SECRET_LAST + 8 * i));
-        lanes[i ^ 1] += data;
-        lanes[i] += (keyed & UINT32_MAX) * (keyed >> 32);
-    }
-}
-
-uint64_t copysum_end(struct copysum *sum) {
-    CHECK_OP(sum->taken, ==, sum->len);
-    if (sum->cpu == COPYSUM_CPU_PLAIN) {
-        return XXH3_64bits(sum->whole, sum->len);
-    }
-    flush_stores();
-    take_last_stripe(sum->lanes, sum->whole + sum->len - STRIPE_BYTES);
-    uint64_t result = sum->len * PRIME64_1;
-    for (size_t i = 0; i < 8; i += 2) {
-        result += multiply_fold(sum->lanes[i] ^ load64(secret_at(SECRET_MERGE + 8 * i)),
-                                sum->lanes[i + 1] ^ load64(secret_at(SECRET_MERGE + 8 * i + 8)));
-    }
-    result = (result ^ (result >> 37)) * AVALANCHE;
-    return result ^ (result >> 32);
-}

@@ -8,6 +8,8 @@ typedef uint64_t KERNEL(lanes) __attribute__((vector_size(KERNEL_BYTES)));
 typedef uint64_t KERNEL(bytes) /* anywhere in memory */
     __attribute__((vector_size(KERNEL_BYTES), aligned(1), may_alias));
 
+enum { KERNEL(per_stripe) = STRIPE_BYTES / KERNEL_BYTES };
+
 /* One instruction, but not one that compilers see in the C for it. */
 __attribute__((target(KERNEL_TARGET), always_inline)) static inline KERNEL(lanes)
     KERNEL(multiply_low)(KERNEL(lanes) a, KERNEL(lanes) b) {
@@ -16,52 +18,82 @@ __attribute__((target(KERNEL_TARGET), always_inline)) static inline KERNEL(lanes
     return product;
 }
 
+/* Adds the stripe at `from` to the lanes, and stores it at `to`. */
 __attribute__((target(KERNEL_TARGET), always_inline)) static inline void
-KERNEL(loop)(struct copysum *sum, const struct run *run, enum copysum_to where) {
-    enum { PER_STRIPE = STRIPE_BYTES / KERNEL_BYTES };
-    KERNEL(lanes) lanes[PER_STRIPE];
-    memcpy(lanes, sum->lanes, sizeof(lanes));
-    size_t in_block = sum->stripes % STRIPES_PER_BLOCK;
-    for (size_t i = 0; i < run->stripes; i++) {
-        size_t at = i * STRIPE_BYTES;
-        __builtin_prefetch((const void *)(run->ahead + at), 0, 2);
-        for (size_t k = 0; k < PER_STRIPE; k++) {
-            size_t part = k * KERNEL_BYTES;
-            KERNEL(lanes) data = *(const KERNEL(bytes) *)(const void *)(run->from + at + part);
-            if (where == COPYSUM_TO_CACHE) {
-                *(KERNEL(bytes) *)(void *)(run->to + at + part) = data;
-            } else if (where == COPYSUM_TO_MEMORY) {
-                __asm__("vmovntdq %1, %0"
-                        : "=m"(*(KERNEL(bytes) *)(void *)(run->to + at + part))
-                        : "v"(data));
-            }
-            const uint8_t *secret = secret_at(in_block * SECRET_STEP + part);
-            KERNEL(lanes) keyed = data ^ *(const KERNEL(bytes) *)(const void *)secret;
-            lanes[k] += KERNEL_SWAP(data) + KERNEL(multiply_low)(keyed, keyed >> 32);
+KERNEL(stripe)(KERNEL(lanes) * lanes, const uint8_t *from, uint8_t *to, const uint8_t *secret,
+               enum where where) {
+    for (size_t k = 0; k < KERNEL(per_stripe); k++) {
+        size_t part = k * KERNEL_BYTES;
+        KERNEL(lanes) data = *(const KERNEL(bytes) *)(const void *)(from + part);
+        if (where == TO_CACHE) {
+            *(KERNEL(bytes) *)(void *)(to + part) = data;
+        } else if (where == TO_MEMORY) {
+            __asm__("vmovntdq %1, %0" : "=m"(*(KERNEL(bytes) *)(void *)(to + part)) : "v"(data));
         }
-        in_block++;
-        if (in_block == STRIPES_PER_BLOCK) {
-            in_block = 0;
-            KERNEL(lanes) prime = (KERNEL(lanes)){0} + PRIME32_1;
-            for (size_t k = 0; k < PER_STRIPE; k++) {
-                const uint8_t *secret = secret_at(SECRET_SCRAMBLE + k * KERNEL_BYTES);
-                KERNEL(lanes) mixed = lanes[k] ^ (lanes[k] >> 47);
-                mixed ^= *(const KERNEL(bytes) *)(const void *)secret;
-                lanes[k] = KERNEL(multiply_low)(mixed, prime) +
-                           (KERNEL(multiply_low)(mixed >> 32, prime) << 32);
-            }
-        }
+        KERNEL(lanes) keyed = data ^ *(const KERNEL(bytes) *)(const void *)(secret + part);
+        lanes[k] += KERNEL_SWAP(data) + KERNEL(multiply_low)(keyed, keyed >> 32);
     }
-    sum->stripes += run->stripes;
-    memcpy(sum->lanes, lanes, sizeof(lanes));
 }
 
-__attribute__((target(KERNEL_TARGET))) static void
-KERNEL(take)(struct copysum *sum, const struct run *run, enum copysum_to where) {
+__attribute__((target(KERNEL_TARGET), always_inline)) static inline void
+KERNEL(scramble)(KERNEL(lanes) * lanes) {
+    KERNEL(lanes) prime = (KERNEL(lanes)){0} + PRIME32_1;
+    for (size_t k = 0; k < KERNEL(per_stripe); k++) {
+        const uint8_t *secret = secret_at(SECRET_SCRAMBLE + k * KERNEL_BYTES);
+        KERNEL(lanes) mixed = lanes[k] ^ (lanes[k] >> 47);
+        mixed ^= *(const KERNEL(bytes) *)(const void *)secret;
+        lanes[k] =
+            KERNEL(multiply_low)(mixed, prime) + (KERNEL(multiply_low)(mixed >> 32, prime) << 32);
+    }
+}
+
+__attribute__((target(KERNEL_TARGET), always_inline)) static inline void
+KERNEL(loop)(const struct run *run, enum where where) {
+    size_t stripes = (run->row_bytes - 1) / STRIPE_BYTES; /* without the last */
+    size_t tail = run->row_bytes - stripes * STRIPE_BYTES;
+    for (size_t r = 0; r < run->rows; r++) {
+        const uint8_t *from = run->from + r * run->row_bytes;
+        uint8_t *to = where == TO_NOWHERE ? NULL : run->to + r * run->row_bytes;
+        KERNEL(lanes) lanes[KERNEL(per_stripe)];
+        memcpy(lanes, lanes_start, sizeof(lanes));
+        size_t in_block = 0;
+        for (size_t i = 0; i < stripes; i++) {
+            size_t at = i * STRIPE_BYTES;
+            if (where != TO_NOWHERE) { /* what is only summed is in the cache */
+                __builtin_prefetch((const void *)((uintptr_t)from + at + AHEAD_BYTES), 0, 2);
+            }
+            KERNEL(stripe)
+            (lanes, from + at, where == TO_NOWHERE ? NULL : to + at,
+             secret_at(in_block * SECRET_STEP), where);
+            in_block++;
+            if (in_block == STRIPES_PER_BLOCK) {
+                in_block = 0;
+                KERNEL(scramble)(lanes);
+            }
+        }
+        /* The last 64 bytes are one more stripe, of which some may have been in the one before. */
+        const uint8_t *last = from + run->row_bytes - STRIPE_BYTES;
+        const uint8_t *secret = secret_at(SECRET_LAST);
+        if (where != TO_NOWHERE && tail == STRIPE_BYTES) {
+            KERNEL(stripe)(lanes, last, to + run->row_bytes - STRIPE_BYTES, secret, where);
+        } else {
+            KERNEL(stripe)(lanes, last, NULL, secret, TO_NOWHERE);
+            if (where != TO_NOWHERE) {
+                memcpy(to + stripes * STRIPE_BYTES, from + stripes * STRIPE_BYTES, tail);
+            }
+        }
+        uint64_t merged[8];
+        memcpy(merged, lanes, sizeof(merged));
+        run->sums[r] = merge(merged, run->row_bytes);
+    }
+}
+
+__attribute__((target(KERNEL_TARGET))) static void KERNEL(take)(const struct run *run,
+                                                                enum where where) {
     switch (where) {
-    case COPYSUM_TO_CACHE: KERNEL(loop)(sum, run, COPYSUM_TO_CACHE); break;
-    case COPYSUM_TO_MEMORY: KERNEL(loop)(sum, run, COPYSUM_TO_MEMORY); break;
-    case COPYSUM_TO_NOWHERE: KERNEL(loop)(sum, run, COPYSUM_TO_NOWHERE); break;
+    case TO_CACHE: KERNEL(loop)(run, TO_CACHE); break;
+    case TO_MEMORY: KERNEL(loop)(run, TO_MEMORY); break;
+    case TO_NOWHERE: KERNEL(loop)(run, TO_NOWHERE); break;
     }
 }
 

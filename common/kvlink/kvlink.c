@@ -101,6 +101,10 @@ static enum status check_config(const struct kvlink_config *config, struct write
         writer_printf(why, "the KV link's limits must not be 0 where it has slots or peers");
         return STATUS_INVALID;
     }
+    if (config->peers_max > 0 && config->sums == NULL) {
+        writer_printf(why, "a KV link that sends needs the sums of the pool's rows");
+        return STATUS_INVALID;
+    }
     if (config->window_bytes > LINK_WINDOW_MAX || config->peers_max > 65536 ||
         config->slots_max > 1u << 20) {
         writer_printf(why, "the KV link's window, peers or slots are out of bounds");
@@ -157,6 +161,7 @@ enum status kvlink_create(const struct kvlink_config *config, struct writer *why
     link->layout = config->layout;
     link->kv = config->kv;
     link->worker_fd = -1;
+    link->cpu = copysum_best();
     link->stop_mail.run = run_stop;
     mailbox_init(&link->mailbox, wake, link);
     pthread_mutex_init(&link->tables_lock, NULL);

@@ -4,10 +4,11 @@
  * (D) it has no endpoint and never an outstanding UCX operation: the handler checks each chunk
  * against its armed slot and copies it into D's pages with the checksum in the copy loop, or drops
  * and counts it. As sender (P) it keeps one endpoint per peer and a bounded window of bytes in
- * flight. Every function may be called from any thread (one at a time per slot, peer and op),
- * never blocks on the network, and only posts; outcomes come through the callbacks, on the link
- * thread, which must not block and may call the functions of this header other than kvlink_stop
- * and kvlink_destroy. A completed send means "the pages may be reused", never "delivered". */
+ * flight, and sums nothing: the rows' writer did. Every function may be called from any thread (one
+ * at a time per slot, peer and op), never blocks on the network, and only posts; outcomes come
+ * through the callbacks, on the link thread, which must not block and may call the functions of
+ * this header other than kvlink_stop and kvlink_destroy. A completed send means "the pages may be
+ * reused", never "delivered". */
 #ifndef KVLINK_KVLINK_H
 #define KVLINK_KVLINK_H
 
@@ -65,6 +66,7 @@ struct kvlink_config {
     const struct kv_layout *layout; /* borrowed for the link's life */
     void *kv;                       /* page 0; page_count * layout->page_bytes bytes, borrowed */
     uint32_t page_count;
+    const uint64_t *sums; /* sender: of the pool's rows, see kvlink_sum_rows; borrowed; else NULL */
     enum kvlink_transport transport;
     uint16_t port;            /* the one TCP port; 0 = any free one */
     const char *device;       /* network interface name, or NULL */
@@ -129,6 +131,17 @@ struct kvlink_counters {
     uint64_t ops_outstanding;      /* now */
     uint64_t requests_outstanding; /* now: UCX operations of ours; always 0 at a receiver */
 };
+
+/* Entries of the table of row sums that belongs to a pool of so many pages. Zero is the sum of no
+ * row that anybody will ever see: a table that starts as zeros sends nothing that was not summed.
+ */
+uint64_t kvlink_sum_count(const struct kv_layout *layout, uint32_t page_count);
+/* Takes the sums of rows that were just written: tokens [token_in_page, token_in_page + count) of a
+ * component in a page. Whoever writes rows that may be sent calls this on the same thread, while
+ * they are in its cache and before kvlink_send names them; what happens to the rows afterwards, up
+ * to the receiver's pages, spoils the receiver's slot. Any thread, not twice at once for a row. */
+void kvlink_sum_rows(const struct kv_layout *layout, const void *kv, uint64_t *sums, uint32_t page,
+                     uint32_t component, uint32_t token_in_page, uint32_t count);
 
 /* Opens the port, builds everything the link will ever use and starts its thread.
  * Errors, with a sentence in *why (may be NULL): STATUS_INVALID (configuration), STATUS_EXISTS (the

@@ -26,11 +26,22 @@
 
 #include <ucp/api/ucp.h>
 
-#define LINK_AM_ID           1u
+#define LINK_AM_ID 1u
+/* Of the address that a receiver gives. Part of it: the version of chunks, and the SEG_SIZE and MM_
+ * settings of ucx.c. UCX 1.13 assumes, unchecked, that both ends of a shared-memory queue have the
+ * same, and that no segment over TCP is larger than the receiver's; else one of the two aborts.
+ * Change them only with this number. */
+#define LINK_ADDRESS_VERSION 2u
 #define LINK_NONE            UINT32_MAX
 #define LINK_CHUNKS_PER_PEER 32u
 #define LINK_IOV_MAX         64u
 #define LINK_PACK_BYTES      (64u * 1024u) /* components below this share a chunk */
+/* Runs of rows that the kernel takes from where they lie: UCX 1.13 has room for 16 pieces in a send
+ * over TCP, of which three are headers. With more it cuts the chunk, and the receiver puts it
+ * together again with one more copy. */
+#define LINK_RUNS_IN_PLACE 13u
+/* Pages with shorter runs are copied into one piece: more chunks would cost more than the copy. */
+#define LINK_RUN_BYTES_MIN (8u * 1024u)
 /* UCX 1.13 counts the bytes of a shared-memory segment in 16 bits; more is cut and put together
  * again with one more copy. */
 #define LINK_SHM_CHUNK_BYTES (60u * 1024u)
@@ -89,6 +100,7 @@ struct peer {
     bool is_closing;      /* the close mail arrived */
     bool is_opened;       /* the connect mail arrived */
     uint32_t chunk_bytes; /* what a chunk is cut at */
+    bool is_in_place;     /* the transport can take runs from where they lie */
     uint16_t port;        /* of the receiver; 0 = none */
     uint32_t socket_count;
     struct {
@@ -164,8 +176,7 @@ struct kvlink {
 
     ucp_context_h context;
     ucp_worker_h worker;
-    ucp_datatype_t chunk_type; /* packs and sums a struct chunk */
-    bool is_sum_late;          /* the sum can be taken while UCX packs; see send.c */
+    ucp_datatype_t chunk_type; /* copies a struct chunk's runs into one piece */
     enum copysum_cpu cpu;
     int worker_fd;
     uint16_t port;

@@ -7,6 +7,8 @@
 #include "kvlink/sum.h"
 #include "runtime/log.h"
 
+#define ROWS_PER_TAKE 128u /* sums on the stack */
+
 static void slot_mark(struct kvlink *link, struct slot *slot) {
     if (!slot->is_dirty) {
         slot->is_dirty = true;
@@ -39,27 +41,36 @@ static uint64_t expected_bytes(const struct kvlink *link, const struct chunk_hea
     return rows * header->token_count; /* < 2^10 * 2^32 * 2^20 */
 }
 
-static void sum_to(struct copysum *payload, size_t end) {
-    copysum_take(payload, NULL, payload->whole + payload->taken, end - payload->taken,
-                 COPYSUM_TO_NOWHERE, payload->whole + end);
+struct payload {
+    const uint8_t *at; /* not taken yet */
+    struct chunk_sum sum;
+    enum copysum_cpu cpu;
+};
+
+/* Takes rows off the payload's front, to `to` or (NULL) nowhere. */
+static void take_rows(struct payload *payload, uint8_t *to, size_t row_bytes, size_t rows) {
+    uint64_t sums[ROWS_PER_TAKE];
+    while (rows > 0) {
+        size_t count = rows < ROWS_PER_TAKE ? rows : ROWS_PER_TAKE;
+        copysum_rows(payload->cpu, to, payload->at, row_bytes, count, sums);
+        chunk_sum_rows(&payload->sum, sums, count);
+        payload->at += count * row_bytes;
+        to = to != NULL ? to + count * row_bytes : NULL;
+        rows -= count;
+    }
 }
 
-/* Takes the payload from `at` on for the rows of tokens [first, end) of a component, the first of
- * which are at payload offset `at`: what lies before is only summed. */
-static void copy_rows(struct kvlink *link, const struct slot *slot, struct copysum *payload,
-                      size_t at, uint32_t component, uint32_t first, uint32_t end) {
+/* The rows of tokens [first, end) of a component, into the slot's pages. */
+static void copy_rows(const struct kvlink *link, const struct slot *slot, struct payload *payload,
+                      uint32_t component, uint32_t first, uint32_t end) {
     const struct kv_layout *layout = link->layout;
-    size_t row_bytes = layout->components[component].row_bytes;
-    sum_to(payload, at);
     while (first < end) {
         uint32_t in_page = first % layout->page_tokens;
         uint32_t run = layout->page_tokens - in_page;
         run = run < end - first ? run : end - first;
         uint8_t *to = link->kv + layout_row_offset(layout, slot->pages[first / layout->page_tokens],
                                                    component, in_page);
-        const uint8_t *from = payload->whole + payload->taken;
-        size_t len = run * row_bytes;
-        copysum_take(payload, to, from, len, COPYSUM_TO_MEMORY, from + len);
+        take_rows(payload, to, layout->components[component].row_bytes, run);
         first += run;
     }
 }
@@ -93,21 +104,22 @@ static void slot_take_chunk(struct kvlink *link, struct slot *slot,
         link_count(&link->counts.dropped_covered, 1);
         return;
     }
-    struct copysum payload;
-    copysum_begin(&payload, data, header->bytes, link->cpu);
-    size_t at = 0;
+    struct payload payload = {.at = data, .cpu = link->cpu};
+    chunk_sum_begin(&payload.sum);
     for (uint32_t c = header->component_first; c < component_end; c++) {
         size_t row_bytes = layout->components[c].row_bytes;
+        uint32_t taken = first;
         uint32_t from = first;
         struct coverage_range gap;
         while (coverage_next_gap(&slot->coverage[c], &from, end, &gap)) {
-            copy_rows(link, slot, &payload, at + (gap.first - first) * row_bytes, c, gap.first,
-                      gap.end);
+            take_rows(&payload, NULL, row_bytes, gap.first - taken); /* covered before */
+            copy_rows(link, slot, &payload, c, gap.first, gap.end);
+            taken = gap.end;
         }
-        at += row_bytes * header->token_count;
+        take_rows(&payload, NULL, row_bytes, end - taken);
     }
-    sum_to(&payload, header->bytes);
-    if (chunk_sum(copysum_end(&payload), header_bytes) != header->sum) {
+    copysum_flush();
+    if (chunk_sum_end(&payload.sum, header_bytes) != header->sum) {
         slot_spoil(link, slot, KVLINK_BAD_CHECKSUM);
         return;
     }

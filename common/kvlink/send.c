@@ -106,10 +106,30 @@ static bool peer_can_send(const struct peer *peer, uint32_t window) {
 
 /* ---- cutting an op into chunks ---- */
 
-/* Adds the source runs of tokens [first, end) of a component until the iov is full. Returns the
- * token after the last one that went in. */
+/* Which row of the pool's this is, and so where its sum is. */
+static uint64_t row_number(const struct kv_layout *layout, uint32_t page, uint32_t component,
+                           uint32_t token_in_page) {
+    return ((uint64_t)page * layout->component_count + component) * layout->page_tokens +
+           token_in_page;
+}
+
+uint64_t kvlink_sum_count(const struct kv_layout *layout, uint32_t page_count) {
+    return row_number(layout, page_count, 0, 0);
+}
+
+void kvlink_sum_rows(const struct kv_layout *layout, const void *kv, uint64_t *sums, uint32_t page,
+                     uint32_t component, uint32_t token_in_page, uint32_t count) {
+    copysum_rows(copysum_best(), NULL,
+                 (const uint8_t *)kv + layout_row_offset(layout, page, component, token_in_page),
+                 layout->components[component].row_bytes, count,
+                 sums + row_number(layout, page, component, token_in_page));
+}
+
+/* Adds the source runs of tokens [first, end) of a component while there are at most runs_max.
+ * Returns the token after the last one that went in. */
 static uint32_t chunk_add_rows(const struct kvlink *link, const struct op *op, struct chunk *chunk,
-                               uint32_t component, uint32_t first, uint32_t end) {
+                               uint32_t component, uint32_t first, uint32_t end,
+                               uint32_t runs_max) {
     const struct kv_layout *layout = link->layout;
     uint32_t row_bytes = layout->components[component].row_bytes;
     uint32_t page_base = op->token_first / layout->page_tokens;
@@ -124,7 +144,7 @@ static uint32_t chunk_add_rows(const struct kvlink *link, const struct op *op, s
         ucp_dt_iov_t *last = chunk->iov_count > 0 ? &chunk->iov[chunk->iov_count - 1] : NULL;
         if (last != NULL && (uint8_t *)last->buffer + last->length == from) {
             last->length += len;
-        } else if (chunk->iov_count < LINK_IOV_MAX) {
+        } else if (chunk->iov_count < runs_max) {
             chunk->iov[chunk->iov_count++] = (ucp_dt_iov_t){.buffer = from, .length = len};
         } else {
             break;
@@ -137,51 +157,37 @@ static uint32_t chunk_add_rows(const struct kvlink *link, const struct op *op, s
 
 /* ---- sums ---- */
 
-/* `behind`: where UCX may have put its copy of the header already, or NULL. */
-static void chunk_seal(struct chunk *chunk, uint64_t payload, uint8_t *behind) {
-    uint64_t sum = chunk_sum(payload, chunk->header);
-    chunk_set_sum(chunk->header, sum);
-    if (behind != NULL && memcmp(behind, chunk->header, CHUNK_SUM_OFFSET) == 0) {
-        chunk_set_sum(behind, sum);
+/* Puts the sum into the encoded header. The payload's bytes are not read: whoever wrote its rows
+ * has taken their sums. */
+static void chunk_seal(const struct kvlink *link, const struct op *op,
+                       const struct chunk_header *header, uint8_t *bytes) {
+    const struct kv_layout *layout = link->layout;
+    uint32_t page_base = op->token_first / layout->page_tokens;
+    uint32_t component_end = (uint32_t)header->component_first + header->component_count;
+    uint32_t end = header->token_first + header->token_count;
+    struct chunk_sum sum;
+    chunk_sum_begin(&sum);
+    for (uint32_t c = header->component_first; c < component_end; c++) {
+        for (uint32_t token = header->token_first; token < end;) {
+            uint32_t in_page = token % layout->page_tokens;
+            uint32_t run = layout->page_tokens - in_page;
+            run = run < end - token ? run : end - token;
+            uint32_t page = op->pages[token / layout->page_tokens - page_base];
+            chunk_sum_rows(&sum, link->config.sums + row_number(layout, page, c, in_page), run);
+            token += run;
+        }
     }
+    chunk_set_sum(bytes, chunk_sum_end(&sum, bytes));
 }
 
-static uint64_t chunk_sum_pieces(const struct chunk *chunk) {
-    XXH3_state_t state;
-    (void)XXH3_64bits_reset(&state); /* these fail on NULL only */
-    for (uint32_t i = 0; i < chunk->iov_count; i++) {
-        (void)XXH3_64bits_update(&state, chunk->iov[i].buffer, chunk->iov[i].length);
-    }
-    return XXH3_64bits_digest(&state);
-}
+/* ---- copying many short runs into one piece ---- */
 
-/* UCX asks for the payload when it has room for it: then rows are copied and summed in one pass.
- * The sum belongs into the header, and UCX 1.13 puts the header right behind the payload (of the
- * first fragment), just before or (with its new protocols) just after it calls chunk_pack. So the
- * sum is put into our header for the one case, and into UCX's copy, if it lies there already, for
- * the other. Both are in the same buffer of UCX's. Other versions: is_sum_late is false, and the
- * sum is taken in a pass of its own while the chunk is cut. */
 static size_t chunk_pack(void *state, size_t offset, void *to_any, size_t most) {
-    struct chunk *chunk = state;
-    const struct kvlink *link = chunk->link;
+    const struct chunk *chunk = state;
     uint8_t *to = to_any;
     size_t len = chunk->bytes - offset;
     len = len < most ? len : most;
-    if (link->is_sum_late && len == chunk->bytes) {
-        struct copysum sum;
-        copysum_begin(&sum, to, len, link->cpu);
-        for (uint32_t i = 0; i < chunk->iov_count; i++) {
-            const void *next = i + 1 < chunk->iov_count ? chunk->iov[i + 1].buffer : NULL;
-            copysum_take(&sum, to + sum.taken, chunk->iov[i].buffer, chunk->iov[i].length,
-                         COPYSUM_TO_CACHE, next);
-        }
-        chunk_seal(chunk, copysum_end(&sum), to + len);
-        return len;
-    }
-    if (link->is_sum_late && offset == 0) {
-        chunk_seal(chunk, chunk_sum_pieces(chunk), to + len);
-    }
-    size_t at = 0;     /* of the piece in the payload */
+    size_t at = 0;     /* of the run in the payload */
     size_t copied = 0; /* of this fragment */
     for (uint32_t i = 0; i < chunk->iov_count && copied < len; i++) {
         size_t end = at + chunk->iov[i].length;
@@ -216,22 +222,26 @@ ucs_status_t link_chunk_type_make(struct kvlink *link) {
                                              .packed_size = chunk_packed_size,
                                              .pack = chunk_pack,
                                              .finish = chunk_finish_pack};
-    unsigned major;
-    unsigned minor;
-    unsigned release;
-    ucp_get_version(&major, &minor, &release);
-    link->is_sum_late = major == 1 && minor == 13;
-    link->cpu = copysum_best();
     return ucp_dt_create_generic(&ops, link, &link->chunk_type);
 }
 
 /* ---- cutting ---- */
+
+/* Long runs are sent from where they lie, short ones are copied together. */
+static uint32_t runs_per_chunk(const struct kvlink *link, const struct op *op) {
+    const struct kv_layout *layout = link->layout;
+    uint64_t run_bytes =
+        (uint64_t)layout->page_tokens * layout->components[op->component].row_bytes;
+    return link->peers[op->peer].is_in_place && run_bytes >= LINK_RUN_BYTES_MIN ? LINK_RUNS_IN_PLACE
+                                                                                : LINK_IOV_MAX;
+}
 
 /* Cuts the next chunk and moves the op's cursor: a piece of one component of at most
  * CHUNK_BYTES_MAX, or several whole components where each is small. */
 static void chunk_cut(struct kvlink *link, struct op *op, struct chunk *chunk) {
     const struct kv_layout *layout = link->layout;
     uint32_t bytes_max = link->peers[op->peer].chunk_bytes;
+    uint32_t runs_max = runs_per_chunk(link, op);
     uint32_t component = op->component;
     uint32_t first = op->token;
     chunk->bytes = 0;
@@ -239,7 +249,7 @@ static void chunk_cut(struct kvlink *link, struct op *op, struct chunk *chunk) {
     uint32_t most = bytes_max / layout->components[component].row_bytes;
     most = most > 0 ? most : 1;
     uint32_t end = op->token_end - first < most ? op->token_end : first + most;
-    uint32_t reached = chunk_add_rows(link, op, chunk, component, first, end);
+    uint32_t reached = chunk_add_rows(link, op, chunk, component, first, end, runs_max);
     uint32_t components = 1;
     if (reached < op->token_end) {
         op->token = reached;
@@ -254,7 +264,7 @@ static void chunk_cut(struct kvlink *link, struct op *op, struct chunk *chunk) {
             uint32_t iov_count = chunk->iov_count;
             size_t last_length = chunk->iov[iov_count - 1].length;
             uint32_t bytes_before = chunk->bytes;
-            if (chunk_add_rows(link, op, chunk, op->component, first, end) < end) {
+            if (chunk_add_rows(link, op, chunk, op->component, first, end, runs_max) < end) {
                 chunk->iov_count = iov_count; /* it did not fit whole: undo */
                 chunk->iov[iov_count - 1].length = last_length;
                 chunk->bytes = bytes_before;
@@ -277,9 +287,7 @@ static void chunk_cut(struct kvlink *link, struct op *op, struct chunk *chunk) {
         .bytes = chunk->bytes,
     };
     chunk_encode(&header, chunk->header);
-    if (!link->is_sum_late) {
-        chunk_seal(chunk, chunk_sum_pieces(chunk), NULL);
-    }
+    chunk_seal(link, op, &header, chunk->header);
 }
 
 /* ---- sending ---- */
@@ -338,12 +346,20 @@ static void peer_send_chunk(struct kvlink *link, struct peer *peer) {
         .flags = UCP_AM_SEND_FLAG_EAGER,
         .cb.send = on_chunk_sent,
         .user_data = chunk,
-        .datatype = link->chunk_type,
+        .datatype = chunk->iov_count == 1                    ? ucp_dt_make_contig(1)
+                    : chunk->iov_count <= LINK_RUNS_IN_PLACE ? ucp_dt_make_iov()
+                                                             : link->chunk_type,
     };
+    const void *payload = chunk->iov_count == 1                    ? chunk->iov[0].buffer
+                          : chunk->iov_count <= LINK_RUNS_IN_PLACE ? (const void *)chunk->iov
+                                                                   : chunk;
+    size_t count = chunk->iov_count == 1                    ? chunk->bytes
+                   : chunk->iov_count <= LINK_RUNS_IN_PLACE ? chunk->iov_count
+                                                            : 1;
     link_count(&link->counts.chunks_sent, 1);
     link_count(&link->counts.bytes_sent, chunk->bytes);
-    ucs_status_ptr_t request =
-        ucp_am_send_nbx(peer->ep, LINK_AM_ID, chunk->header, CHUNK_HEADER_BYTES, chunk, 1, &param);
+    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, LINK_AM_ID, chunk->header,
+                                               CHUNK_HEADER_BYTES, payload, count, &param);
     if (UCS_PTR_IS_PTR(request)) {
         peer->requests++;
         link_count(&link->counts.requests_outstanding, 1);
@@ -618,6 +634,7 @@ enum status kvlink_connect(struct kvlink *link, uint64_t id, struct bytes addres
         peer->is_closing = false;
         peer->is_opened = false;
         peer->chunk_bytes = is_same_host ? LINK_SHM_CHUNK_BYTES : CHUNK_BYTES_MAX;
+        peer->is_in_place = !is_same_host;
         peer->port = port;
         peer->socket_count = 0;
         peer->address_len = (uint32_t)ucx.len;

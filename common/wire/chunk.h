@@ -4,7 +4,9 @@
  * u32, key u64, first_token u32, tokens u32, component u16, flags u16, bytes u32, reserved u32,
  * xxh3 u64. The payload is, for each of `component_count` consecutive components, the rows of
  * tokens [token_first, token_first + token_count), one after the other. Page sizes and numbers
- * never travel: they are each worker's own. Pure; the sum is computed by the link. */
+ * never travel: they are each worker's own. xxh3 is, since version 2, the XXH3-64 of the rows'
+ * XXH3-64 (8 bytes each, in the payload's order) and the header's first 40 bytes; version 1 took it
+ * of the payload's bytes. Pure; the sum is computed by the link. */
 #ifndef WIRE_CHUNK_H
 #define WIRE_CHUNK_H
 
@@ -17,7 +19,7 @@
 #define CHUNK_SUM_OFFSET   40u /* the sum covers the header bytes before it, and the payload */
 #define CHUNK_BYTES_MAX    (256u * 1024u)
 #define CHUNK_MAGIC        0x4b42u /* "BK" */
-#define CHUNK_VERSION      1u
+#define CHUNK_VERSION      2u
 
 enum chunk_kind {
     CHUNK_KIND_KV = 1,

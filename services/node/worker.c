@@ -94,6 +94,14 @@ const uint32_t worker_config_count = sizeof worker_config_entries / sizeof worke
 
 /* ---- engine and link events ----------------------------------------------------------------- */
 
+/* The writer of a row takes its sum: the link need not read the row for it, and what becomes of the
+ * row between here and the decode worker is noticed there. */
+static void on_row(void *context, uint32_t page, uint32_t component, uint32_t token_in_page) {
+    struct worker *worker = context;
+    kvlink_sum_rows(&worker->layout, engine_kv_base(worker->engine), worker->kv_sums, page,
+                    component, token_in_page, 1);
+}
+
 static void on_layer(void *context, uint64_t step, uint32_t layer) {
     struct worker *worker = context;
     struct shell_mail *mail = shell_mail_take(worker->shell, EVENT_LAYER_DONE);
@@ -524,6 +532,16 @@ static uint32_t thread_count(const struct worker_settings *settings) {
 
 static enum status start_engine(struct worker *worker) {
     const struct worker_settings *settings = worker->config.settings;
+    bool is_prefill = worker->config.role == ROLE_PREFILL;
+    if (is_prefill) {
+        uint64_t count = kvlink_sum_count(&worker->layout, worker->page_count);
+        worker->kv_sums = calloc(count, sizeof(*worker->kv_sums));
+        if (worker->kv_sums == NULL) {
+            LOG_ERROR("no memory for the sums of the KV pool's rows; see --kv-tokens",
+                      LOG_U64("bytes", count * sizeof(*worker->kv_sums)));
+            return STATUS_BUSY;
+        }
+    }
     struct engine_config config = {
         .model = worker->model,
         .layout = &worker->layout,
@@ -532,6 +550,7 @@ static enum status start_engine(struct worker *worker) {
         .rows_max = settings->rows_max,
         .tokens_max =
             settings->step_tokens > settings->rows_max ? settings->step_tokens : settings->rows_max,
+        .on_row = is_prefill ? on_row : NULL,
         .on_layer = on_layer,
         .on_step = on_step,
         .context = worker,
@@ -559,6 +578,7 @@ static enum status start_link(struct worker *worker) {
         .layout = &worker->layout,
         .kv = engine_kv_base(worker->engine),
         .page_count = worker->page_count,
+        .sums = worker->kv_sums,
         .transport = (enum kvlink_transport)settings->link,
         .port = (uint16_t)settings->kv_port,
         .device = settings->kv_device,
@@ -618,6 +638,7 @@ static bool destroy(struct worker *worker) {
         kvlink_abandon(worker->link);
     }
     engine_destroy(worker->engine);
+    free(worker->kv_sums);
     if (shell_close(worker->shell) != STATUS_OK) {
         return false;
     }

@@ -68,6 +68,7 @@ struct worker {
     char served_name[LABEL_MAX];
     uint64_t tokenizer_digest;
     struct engine *engine;
+    uint64_t *kv_sums; /* prefill: of the pool's rows, for the link; else NULL */
     struct kvlink *link;
     struct rpc_server *server;
     struct worker_files *files;

@@ -31,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     if (bytes.len >= HEAD_BYTES) {
         if ((how & 0x10) != 0) {
             put(copy, 0x41564b42u, 4);
-            put(copy + 4, 1, 1);
+            put(copy + 4, LINK_ADDRESS_VERSION, 1);
         }
         if ((how & 0x20) != 0) {
             put(copy + 6, bytes.len - HEAD_BYTES, 2);

@@ -99,8 +99,8 @@ static void open_worker(void) {
     set(config, "RCACHE_ENABLE", "n");
     if (self->is_tcp) {
         set(config, "NET_DEVICES", "lo");
-        set(config, "TX_SEG_SIZE", "1M");
-        set(config, "RX_SEG_SIZE", "1M");
+        set(config, "TX_SEG_SIZE", "320K");
+        set(config, "RX_SEG_SIZE", "320K");
         set(config, "MAX_IOV", "16");
     } else {
         set(config, "MM_SEG_SIZE", "62K");

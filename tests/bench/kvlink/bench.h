@@ -37,6 +37,8 @@ struct bench_result {
     double seconds; /* receiver: from the first to the last byte */
     double cpu_seconds;
     uint64_t bytes;
+    double sum_seconds; /* sender of the link: the row sums of sum_bytes, hot in the cache */
+    uint64_t sum_bytes;
 };
 
 /* One leg, as receiver and as sender. They talk over bench->fd. */

@@ -117,8 +117,10 @@ int main(int argc, char **argv) {
     bench_get(&bench, &sent, sizeof(sent));
     waitpid(child, NULL, 0);
     double gigabytes = (double)got.bytes / 1e9;
-    printf("%-4s %s %-10s %8u %8u  %6.3f GB/s  receiver %.3f s/GB  sender %.3f s/GB\n", argv[1],
-           argv[2], argv[3], bench.op_bytes, bench.window_bytes, gigabytes / got.seconds,
-           got.cpu_seconds / gigabytes, sent.cpu_seconds / gigabytes);
+    double sums = sent.sum_bytes > 0 ? sent.sum_seconds * 1e9 / (double)sent.sum_bytes : 0;
+    printf("%-4s %s %-10s %8u %8u  %6.3f GB/s  receiver %.3f s/GB  sender %.3f s/GB  writer's sums "
+           "%.3f s/GB\n",
+           argv[1], argv[2], argv[3], bench.op_bytes, bench.window_bytes, gigabytes / got.seconds,
+           got.cpu_seconds / gigabytes, sent.cpu_seconds / gigabytes, sums);
     return 0;
 }

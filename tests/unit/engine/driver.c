@@ -77,6 +77,7 @@ void driver_open(struct driver *driver, const struct driver_config *config) {
                                    .threads = config->threads,
                                    .rows_max = DRIVER_ROWS,
                                    .tokens_max = config->tokens_max,
+                                   .on_row = config->on_row,
                                    .on_layer = on_layer,
                                    .on_step = on_step,
                                    .context = driver,

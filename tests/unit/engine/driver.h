@@ -36,6 +36,7 @@ struct driver_config {
     uint32_t page_count;
     uint32_t threads;
     uint32_t tokens_max;
+    engine_on_row on_row; /* or NULL; its context is the driver */
     struct span delay;
 };
 

@@ -705,6 +705,78 @@ static void test_layers_are_reported_in_order_only_if_the_plan_wants_them(void *
     small_close(&s);
 }
 
+/* Of each row of the pool: how often it was told, and a hash of its bytes at that moment. */
+#define TOLD_PAGES   8u
+#define TOLD_TOKENS  16u
+#define TOLD_LAYERS2 64u
+static struct told {
+    uint32_t count;
+    uint64_t hash;
+} told_rows[TOLD_PAGES][TOLD_LAYERS2][TOLD_TOKENS];
+
+static uint64_t row_hash(const struct driver *driver, uint32_t page, uint32_t component,
+                         uint32_t token) {
+    const unsigned char *row =
+        engine_kv_base(driver->engine) + layout_row_offset(driver->layout, page, component, token);
+    uint64_t hash = 0;
+    for (uint32_t i = 0; i < driver->layout->components[component].row_bytes; i++) {
+        hash = mix64(hash ^ row[i]);
+    }
+    return hash;
+}
+
+static void on_row(void *context, uint32_t page, uint32_t component, uint32_t token_in_page) {
+    struct driver *driver = context;
+    uint64_t hash = row_hash(driver, page, component, token_in_page);
+    assert_int_equal(pthread_mutex_lock(&driver->lock), 0);
+    struct told *told = &told_rows[page][component][token_in_page];
+    told->count++;
+    told->hash = hash;
+    assert_int_equal(pthread_mutex_unlock(&driver->lock), 0);
+}
+
+static void test_every_row_is_told_once_when_it_is_as_it_will_stay(void **state) {
+    (void)state;
+    struct model *model = driver_model("models/stories260k", NULL);
+    static struct driver driver;
+    driver_open(&driver, &(struct driver_config){.model = model,
+                                                 .page_tokens = TOLD_TOKENS,
+                                                 .page_count = TOLD_PAGES,
+                                                 .threads = 3,
+                                                 .tokens_max = 128,
+                                                 .on_row = on_row});
+    assert_true(driver.layout->component_count <= TOLD_LAYERS2);
+    memset(told_rows, 0, sizeof(told_rows));
+    static const uint32_t prompt[] = {1, 403, 407, 261};
+    static const uint32_t pages[] = {6, 1, 3};
+    static struct sequence sequence;
+    static struct batch batch;
+    sequence_init(&sequence, prompt, 4, pages, 3);
+    for (uint32_t i = 0; i < 30; i++) { /* the prompt, then its continuation: 33 rows in 3 pages */
+        batch_clear(&batch);
+        batch_add(&batch, &sequence, sequence.token_count - sequence.computed);
+        batch_run(&driver, &batch);
+    }
+    assert_int_equal(sequence.computed, 33);
+    uint32_t rows = 0;
+    for (uint32_t page = 0; page < TOLD_PAGES; page++) {
+        for (uint32_t c = 0; c < driver.layout->component_count; c++) {
+            for (uint32_t token = 0; token < TOLD_TOKENS; token++) {
+                const struct told *told = &told_rows[page][c][token];
+                assert_true(told->count <= 1);
+                assert_true(told->count == 0 || told->hash == row_hash(&driver, page, c, token));
+                rows += told->count;
+            }
+        }
+    }
+    assert_int_equal(rows, 33 * driver.layout->component_count);
+    for (uint32_t token = 0; token < 33; token++) {
+        assert_int_equal(told_rows[pages[token / TOLD_TOKENS]][0][token % TOLD_TOKENS].count, 1);
+    }
+    driver_close(&driver);
+    model_destroy(model);
+}
+
 static void test_a_read_of_a_poisoned_page_is_reported_as_invalid(void **state) {
     (void)state;
     struct small s;
@@ -796,6 +868,7 @@ int main(void) {
         cmocka_unit_test(test_the_whole_context_can_be_computed_and_not_one_position_more),
         cmocka_unit_test(test_a_step_without_rows_ends_like_any_other),
         cmocka_unit_test(test_layers_are_reported_in_order_only_if_the_plan_wants_them),
+        cmocka_unit_test(test_every_row_is_told_once_when_it_is_as_it_will_stay),
         cmocka_unit_test(test_a_read_of_a_poisoned_page_is_reported_as_invalid),
         cmocka_unit_test(test_a_delayed_step_takes_at_least_its_delay),
         cmocka_unit_test(test_destroying_an_engine_lets_the_outstanding_step_end),

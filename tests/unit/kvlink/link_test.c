@@ -299,10 +299,25 @@ static void raw_close(struct raw *raw) {
     ucp_cleanup(raw->context);
 }
 
-static void seal(struct chunk_header header, const void *payload, uint8_t *bytes) {
+/* Encodes the header with the right sum for a payload to `side`, as far as its layout has rows for
+ * it. */
+static void seal(const struct side *side, struct chunk_header header, const uint8_t *payload,
+                 uint8_t *bytes) {
+    const struct kv_layout *layout = &side->layout;
     chunk_encode(&header, bytes);
-    header.sum = chunk_sum(XXH3_64bits(payload, header.bytes), bytes);
-    chunk_encode(&header, bytes);
+    struct chunk_sum sum;
+    chunk_sum_begin(&sum);
+    uint32_t left = header.bytes;
+    for (uint32_t c = header.component_first; c < layout->component_count; c++) {
+        uint32_t row_bytes = layout->components[c].row_bytes;
+        for (uint32_t i = 0; i < header.token_count && left >= row_bytes; i++) {
+            uint64_t row = XXH3_64bits(payload, row_bytes);
+            chunk_sum_rows(&sum, &row, 1);
+            payload += row_bytes;
+            left -= row_bytes;
+        }
+    }
+    chunk_set_sum(bytes, chunk_sum_end(&sum, bytes));
 }
 
 /* ---- transfers ---- */
@@ -419,27 +434,42 @@ static void test_rows_larger_than_a_segment_arrive(void **state) {
     side_close(&to);
 }
 
-/* Other versions of UCX, and other processors, than the one that the tests run on. */
-static void test_every_way_to_take_the_sum_agrees_with_every_other(void **state) {
-    for (int way = 0; way < 8; way++) {
+/* Other processors than the one that the tests run on. */
+static void test_every_way_to_take_the_sum_agrees_with_the_writers(void **state) {
+    for (int cpu = COPYSUM_CPU_PLAIN; cpu <= (int)copysum_best(); cpu++) {
         struct side from;
         struct side to;
         struct side_options from_options = odd_side(transport_of(state), 16);
         struct side_options to_options = odd_side(transport_of(state), 7);
         side_open(&from, &from_options);
         side_open(&to, &to_options);
-        from.link->is_sum_late = way % 2 == 0;
-        from.link->cpu =
-            way < 4 && copysum_best() >= COPYSUM_CPU_AVX2 ? COPYSUM_CPU_AVX2 : COPYSUM_CPU_PLAIN;
-        to.link->cpu = way % 4 < 2 ? copysum_best() : COPYSUM_CPU_PLAIN;
+        to.link->cpu = (enum copysum_cpu)cpu;
         check_transfer(&from, &to, ODD_COUNT, ODD_TOKENS);
         side_close(&from);
         side_close(&to);
     }
 }
 
-/* UCX's new protocols put the header behind the payload later than the old ones do. */
-static void test_the_sum_gets_into_the_header_with_new_protocols_too(void **state) {
+/* Every length of a run below and above which UCX takes rows from where they lie, and every number
+ * of runs up to which it does; over TCP one piece more and it would cut the chunk. */
+static void test_kv_arrives_from_pages_of_every_size(void **state) {
+    static const uint32_t page_tokens[] = {1, 2, 7, 8, 16, 20, 32, 100, 157, 158, 256, 1024};
+    for (size_t i = 0; i < sizeof(page_tokens) / sizeof(page_tokens[0]); i++) {
+        struct side from;
+        struct side to;
+        struct side_options from_options = big_side(transport_of(state), page_tokens[i]);
+        struct side_options to_options = big_side(transport_of(state), 16);
+        from_options.page_count = BIG_TOKENS / page_tokens[i] + 1;
+        from_options.window_bytes = i % 2 == 0 ? 0 : 1; /* one chunk at a time */
+        side_open(&from, &from_options);
+        side_open(&to, &to_options);
+        check_transfer(&from, &to, BIG_COUNT, BIG_TOKENS);
+        side_close(&from);
+        side_close(&to);
+    }
+}
+
+static void test_kv_arrives_with_new_protocols_of_ucx_too(void **state) {
     struct side from;
     struct side to;
     struct side_options options = big_side(transport_of(state), 16);
@@ -634,7 +664,7 @@ static void test_each_kind_of_bad_chunk_spoils_its_slot_once(void **state) {
         header.slot = slot;
         header.key = KEY;
         uint8_t bytes[CHUNK_HEADER_BYTES];
-        seal(header, payload, bytes);
+        seal(&to, header, payload, bytes);
         if (cases[i].is_sum_wrong) {
             bytes[CHUNK_SUM_OFFSET] ^= 1;
         }
@@ -649,7 +679,7 @@ static void test_each_kind_of_bad_chunk_spoils_its_slot_once(void **state) {
                                        .component_first = 1,
                                        .component_count = 1,
                                        .bytes = 60};
-        seal(header, payload, bytes);
+        seal(&to, header, payload, bytes);
         raw_send(&raw, bytes, sizeof(bytes), payload, header.bytes);
         assert_true(side_wait(&to, received_at_least, 2 * (i + 1)));
         side_disarm(&to, slot);
@@ -689,7 +719,7 @@ static void test_a_flipped_bit_anywhere_in_a_chunk_is_noticed(void **state) {
         uint8_t bytes[CHUNK_HEADER_BYTES];
         uint8_t damaged[sizeof(payload)];
         memcpy(damaged, payload, sizeof(payload));
-        seal(header, payload, bytes);
+        seal(&to, header, payload, bytes);
         if (bit < 8 * CHUNK_HEADER_BYTES) {
             bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
         } else {
@@ -701,6 +731,58 @@ static void test_a_flipped_bit_anywhere_in_a_chunk_is_noticed(void **state) {
     }
     assert_int_equal(side_counters(&to).chunks_accepted, 0);
     raw_close(&raw);
+    side_close(&to);
+}
+
+/* The sum is the writer's: what happens to a row afterwards, at the sender too, is noticed. */
+static void test_a_row_that_changed_after_its_sum_spoils_the_slot(void **state) {
+    struct side from;
+    struct side to;
+    struct side_options options = big_side(transport_of(state), 16);
+    side_open(&from, &options);
+    side_open(&to, &options);
+    side_fill(&from, SEED, 0, BIG_COUNT, 0, BIG_TOKENS);
+    connect_to(&from, 1, &to);
+    struct prng prng = {7};
+    for (uint32_t i = 0; i < 16; i++) {
+        uint64_t slot = slot_id(0, i + 1);
+        side_arm(&to, slot, KEY, 0, 256);
+        uint32_t token = prng_below(&prng, 256);
+        unsigned char *row =
+            from.kv + layout_row_offset(&from.layout, from.pages[token / 16], 0, token % 16);
+        unsigned char *damaged = row + prng_below(&prng, 1024);
+        unsigned char flip = (unsigned char)(1u << i % 8);
+        *damaged ^= flip;
+        assert_int_equal(side_send(&from, 1, slot, KEY, 0, 1, 0, 256), STATUS_OK);
+        assert_true(side_wait(&to, side_bad, slot));
+        assert_int_equal(to.slots[0].reason, KVLINK_BAD_CHECKSUM);
+        assert_true(side_wait(&from, side_ops_ended, 0));
+        *damaged ^= flip;
+        side_disarm(&to, slot);
+    }
+    side_arm(&to, slot_id(0, 99), KEY, 0, 256); /* and undamaged it arrives */
+    assert_int_equal(side_send(&from, 1, slot_id(0, 99), KEY, 0, BIG_COUNT, 0, 256), STATUS_OK);
+    assert_true(side_wait(&to, side_covered, slot_id(0, 99)));
+    assert_true(side_wait(&from, side_ops_ended, 0));
+    side_close(&from);
+    side_close(&to);
+}
+
+static void test_rows_that_nobody_summed_spoil_the_slot(void **state) {
+    struct side from;
+    struct side to;
+    struct side_options options = big_side(transport_of(state), 16);
+    side_open(&from, &options);
+    side_open(&to, &options);
+    memset(from.kv, 0, from.kv_bytes); /* as a pool and its sums are at the start */
+    memset(from.sums, 0, kvlink_sum_count(&from.layout, options.page_count) * sizeof(uint64_t));
+    side_arm(&to, slot_id(0, 1), KEY, 0, BIG_TOKENS);
+    connect_to(&from, 1, &to);
+    assert_int_equal(side_send(&from, 1, slot_id(0, 1), KEY, 0, 1, 0, 16), STATUS_OK);
+    assert_true(side_wait(&to, side_bad, slot_id(0, 1)));
+    assert_int_equal(to.slots[0].reason, KVLINK_BAD_CHECKSUM);
+    assert_true(side_wait(&from, side_ops_ended, 0));
+    side_close(&from);
     side_close(&to);
 }
 
@@ -738,7 +820,7 @@ static void test_messages_that_are_no_chunks_are_dropped_and_counted(void **stat
                                   .component_count = 1,
                                   .bytes = 60};
     uint8_t good[CHUNK_HEADER_BYTES];
-    seal(header, payload, good);
+    seal(&to, header, payload, good);
     uint64_t sent = 0;
     for (size_t len = 0; len < CHUNK_HEADER_BYTES; len += 7) {
         raw_send(&raw, good, len, payload, sizeof(payload));
@@ -779,7 +861,7 @@ static void test_a_rendezvous_offer_is_dropped_without_an_operation(void **state
                                   .component_count = 1,
                                   .bytes = (uint32_t)len};
     uint8_t bytes[CHUNK_HEADER_BYTES];
-    seal(header, payload, bytes);
+    seal(&to, header, payload, bytes);
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
                                  .flags = UCP_AM_SEND_FLAG_RNDV};
     ucs_status_ptr_t request =
@@ -1254,13 +1336,16 @@ int main(int argc, char **argv) {
         BOTH_TRANSPORTS(test_large_ops_are_cut_and_flow_through_a_small_window),
         BOTH_TRANSPORTS(test_small_components_share_a_chunk),
         BOTH_TRANSPORTS(test_rows_larger_than_a_segment_arrive),
-        BOTH_TRANSPORTS(test_every_way_to_take_the_sum_agrees_with_every_other),
-        BOTH_TRANSPORTS(test_the_sum_gets_into_the_header_with_new_protocols_too),
+        BOTH_TRANSPORTS(test_every_way_to_take_the_sum_agrees_with_the_writers),
+        BOTH_TRANSPORTS(test_kv_arrives_from_pages_of_every_size),
+        BOTH_TRANSPORTS(test_kv_arrives_with_new_protocols_of_ucx_too),
         BOTH_TRANSPORTS(test_only_the_missing_range_is_written),
         BOTH_TRANSPORTS(test_what_is_covered_is_never_rewritten),
         BOTH_TRANSPORTS(test_a_stranger_cannot_touch_a_slot),
         BOTH_TRANSPORTS(test_each_kind_of_bad_chunk_spoils_its_slot_once),
         BOTH_TRANSPORTS(test_a_flipped_bit_anywhere_in_a_chunk_is_noticed),
+        BOTH_TRANSPORTS(test_a_row_that_changed_after_its_sum_spoils_the_slot),
+        BOTH_TRANSPORTS(test_rows_that_nobody_summed_spoil_the_slot),
         BOTH_TRANSPORTS(test_too_many_gaps_spoil_the_slot),
         BOTH_TRANSPORTS(test_messages_that_are_no_chunks_are_dropped_and_counted),
         BOTH_TRANSPORTS(test_a_rendezvous_offer_is_dropped_without_an_operation),

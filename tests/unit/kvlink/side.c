@@ -101,6 +101,8 @@ void side_open(struct side *side, const struct side_options *options) {
     side->kv_bytes = (size_t)options->page_count * side->layout.page_bytes;
     side->kv = aligned_alloc(64, (side->kv_bytes + 63) / 64 * 64);
     assert_non_null(side->kv);
+    side->sums = calloc(kvlink_sum_count(&side->layout, options->page_count), sizeof(uint64_t));
+    assert_non_null(side->sums);
     side_paint(side, SIDE_CANARY);
     side->pages = calloc(options->page_count, sizeof(uint32_t));
     assert_non_null(side->pages);
@@ -116,6 +118,7 @@ void side_open(struct side *side, const struct side_options *options) {
         .layout = &side->layout,
         .kv = side->kv,
         .page_count = options->page_count,
+        .sums = side->sums,
         .transport = options->transport,
         .port = options->port,
         .host = "127.0.0.1",
@@ -151,6 +154,7 @@ void side_close(struct side *side) {
     pthread_cond_destroy(&side->changed);
     pthread_mutex_destroy(&side->lock);
     free(side->pages);
+    free(side->sums);
     free(side->kv);
 }
 
@@ -173,6 +177,9 @@ void side_fill(struct side *side, uint64_t seed, uint32_t c, uint32_t c_end, uin
             for (uint32_t at = 0; at < side->layout.components[c].row_bytes; at++) {
                 row[at] = side_byte(seed, c, token, at);
             }
+            uint32_t page_tokens = side->layout.page_tokens;
+            kvlink_sum_rows(&side->layout, side->kv, side->sums, side->pages[token / page_tokens],
+                            c, token % page_tokens, 1);
         }
     }
 }
@@ -209,6 +216,12 @@ bool side_is_untouched(const struct side *side, uint32_t c, uint32_t c_end, uint
 
 void side_paint(struct side *side, unsigned char byte) {
     memset(side->kv, byte, side->kv_bytes);
+    for (uint32_t page = 0; page < side->options.page_count; page++) {
+        for (uint32_t c = 0; c < side->layout.component_count; c++) {
+            kvlink_sum_rows(&side->layout, side->kv, side->sums, page, c, 0,
+                            side->layout.page_tokens);
+        }
+    }
 }
 
 bool side_is_painted(const struct side *side, unsigned char byte) {

@@ -44,6 +44,7 @@ struct side {
     struct kv_layout layout;
     unsigned char *kv;
     size_t kv_bytes;
+    uint64_t *sums;  /* of the rows as side_fill and side_paint left them */
     uint32_t *pages; /* of one sequence, scattered */
     struct kvlink *link;
     pthread_mutex_t lock; /* guards all below */
