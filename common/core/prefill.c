@@ -50,6 +50,7 @@ static void prefill_layout(struct prefill_core *core, const struct prefill_confi
     map_init(&core->by_attempt, config->entries_max, attempts);
     map_init(&core->by_slot, config->entries_max, slots);
     list_init(&core->queue);
+    list_init(&core->ready);
     list_init(&core->active);
     budget_init(&core->budget, config->step_tokens_max);
     core->config = *config;
@@ -166,6 +167,14 @@ static void prefill_settle(struct prefill_core *core, struct prefill_entry *entr
     memset(entry, 0, sizeof *entry);
 }
 
+/* The list that an entry's queue_link is in, while it is in one. */
+static struct list *prefill_list(struct prefill_core *core, const struct prefill_entry *entry) {
+    if (entry->state != PREFILL_QUEUED) {
+        return &core->active;
+    }
+    return entry->is_accepted ? &core->ready : &core->queue;
+}
+
 /* Decides an entry's outcome, once: tells R, tells D unless D said it or knows, starts to leave. */
 static void prefill_decide(struct prefill_core *core, struct prefill_entry *entry,
                            enum outcome outcome, enum cause cause, struct effects *out) {
@@ -197,8 +206,7 @@ static void prefill_decide(struct prefill_core *core, struct prefill_entry *entr
     }
     list_remove(&router->entries, ROUTER_LINKS(core), at);
     list_remove(&peer->entries, PEER_LINKS(core), at);
-    list_remove(entry->state == PREFILL_QUEUED ? &core->queue : &core->active, QUEUE_LINKS(core),
-                at);
+    list_remove(prefill_list(core, entry), QUEUE_LINKS(core), at);
     prefill_move(core, entry, PREFILL_LEAVING);
     entry->deadline = instant_add(core->node.now, core->node.config.timers.leave);
     prefill_settle(core, entry);
@@ -366,7 +374,9 @@ static void prefill_accept(struct prefill_core *core, struct session *session,
         node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
         return;
     }
+    list_remove(&core->queue, QUEUE_LINKS(core), prefill_index(core, entry));
     entry->is_accepted = true;
+    list_push_back(&core->ready, QUEUE_LINKS(core), prefill_index(core, entry));
     if (session->link_peer == 0) {
         session->link_peer = ++core->node.next_link_peer;
         session->is_link_used = true;
@@ -623,7 +633,7 @@ static bool prefill_start(struct prefill_core *core, struct prefill_entry *entry
     entry->computed = matched * page_tokens;
     core->backlog_tokens -= entry->computed;
     core->tokens_cached += entry->computed;
-    list_remove(&core->queue, QUEUE_LINKS(core), at);
+    list_remove(&core->ready, QUEUE_LINKS(core), at);
     list_push_back(&core->active, QUEUE_LINKS(core), at);
     prefill_move(core, entry, PREFILL_COMPUTING);
     prefill_send(core, entry, 0, core->config.layout->component_count, 0, entry->computed, out);
@@ -657,16 +667,13 @@ static void prefill_plan_row(struct prefill_core *core, struct prefill_entry *en
     entry->component_next = 0;
 }
 
-/* Starts queued prompts that D has accepted, in order; a full pool makes the first of them wait,
- * and all behind it: whoever holds pages ends alone, so the wait is bounded and nobody is overtaken
- * for ever. */
+/* Starts prompts that D has accepted, in that order; a full pool makes the first of them wait, and
+ * all behind it: whoever holds pages ends alone, so the wait is bounded and nobody is overtaken for
+ * ever. Those that D has not accepted are not looked at. */
 static void prefill_start_queued(struct prefill_core *core, struct effects *out) {
-    uint32_t at = core->queue.head;
-    while (at != LIST_NONE && core->active.count < core->config.rows_max &&
+    while (core->ready.head != LIST_NONE && core->active.count < core->config.rows_max &&
            effects_room(out) > 64) {
-        struct prefill_entry *entry = &core->entries[at];
-        at = entry->queue_link.next;
-        if (entry->is_accepted && !prefill_start(core, entry, out)) {
+        if (!prefill_start(core, &core->entries[core->ready.head], out)) {
             break;
         }
     }

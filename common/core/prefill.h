@@ -85,11 +85,12 @@ struct prefill_core {
     struct words words;
     struct pages pages;
     struct budget budget;
-    struct list queue;  /* QUEUED, first come first served */
+    struct list queue;  /* QUEUED, not yet accepted by D */
+    struct list ready;  /* QUEUED and accepted, first come first served */
     struct list active; /* COMPUTING */
     uint32_t opens_pending;
     bool is_opening_due; /* a session to D came up: Opens may wait for it */
-    uint32_t sends; /* all outstanding */
+    uint32_t sends;      /* all outstanding */
     uint64_t backlog_tokens;
     struct step_plan plan;
     bool is_stepping;

@@ -37,6 +37,7 @@ static void router_layout(struct router_core *core, const struct router_config *
     core->requests = arena_take(arena, (uint64_t)config->requests_max * sizeof *core->requests);
     void *calls = arena_take(arena, map_bytes(config->requests_max));
     core->lanes = arena_take(arena, (uint64_t)config->requests_max * sizeof *core->lanes);
+    core->label_hashes = arena_take(arena, (uint64_t)config->requests_max * 2 * sizeof(uint64_t));
     words_init(&core->words, config->words_max, arena);
     core->workers = arena_take(arena, (uint64_t)config->workers_max * sizeof *core->workers);
     core->affinity_hash = arena_take(arena, ROUTER_AFFINITY_SLOTS * sizeof(uint64_t));
@@ -973,6 +974,11 @@ static void router_refuse(struct call_id call, enum cause cause, enum status sta
     effect->u.answer.prefill_label = "";
 }
 
+/* 0 for no label. */
+static uint64_t router_label_hash(const struct router_core *core, const char *label) {
+    return label[0] == '\0' ? 0 : fleet_model_hash(core, label) | 1;
+}
+
 static void router_client_open(struct router_core *core, const struct event *event,
                                struct effects *out) {
     uint64_t id = 0;
@@ -1003,6 +1009,9 @@ static void router_client_open(struct router_core *core, const struct event *eve
     text_copy(request->model, LABEL_MAX, event->u.client_open.model);
     text_copy(request->label, LABEL_MAX, event->u.client_open.request_label);
     text_copy(request->session_label, LABEL_MAX, event->u.client_open.session_label);
+    uint64_t *hashes = &core->label_hashes[2 * (uint64_t)request_index(core, request)];
+    hashes[0] = router_label_hash(core, request->label);
+    hashes[1] = router_label_hash(core, request->session_label);
     request->model_hash = fleet_model_hash(core, request->model);
     struct span left = event->u.client_open.deadline;
     if (left.ns <= 0 || left.ns > core->node.config.timers.request.ns) {
@@ -1106,20 +1115,29 @@ static void router_tokenized(struct router_core *core, const struct event *event
     request_park(core, request, false);
 }
 
+/* An Abort looks at one word of each live request: thousands of Aborts must not cost thousands of
+ * labels each. */
 static void router_client_abort(struct router_core *core, const struct event *event,
                                 struct effects *out) {
+    uint32_t which = event->u.client_abort.is_session ? 1 : 0;
+    char given[LABEL_MAX] = {0};
+    text_copy(given, LABEL_MAX, event->u.client_abort.label);
+    uint64_t hash = router_label_hash(core, given);
     core->stats.aborted_last = 0;
+    if (hash == 0) {
+        return;
+    }
     for (uint32_t i = pool_next(&core->ids, 0); i != UINT32_MAX; i = pool_next(&core->ids, i + 1)) {
+        if (core->label_hashes[2 * (uint64_t)i + which] != hash) {
+            continue;
+        }
         struct request *request = &core->requests[i];
         if (request->state == REQUEST_ANSWERING || request_is_canary(request)) {
             continue; /* labels are clients': a canary is not theirs to abort */
         }
         char stored[LABEL_MAX] = {0};
-        text_copy(stored, LABEL_MAX,
-                  event->u.client_abort.is_session ? request->session_label : request->label);
-        char given[LABEL_MAX] = {0};
-        text_copy(given, LABEL_MAX, event->u.client_abort.label);
-        if (stored[0] == '\0' || memcmp(stored, given, LABEL_MAX) != 0) {
+        text_copy(stored, LABEL_MAX, which == 1 ? request->session_label : request->label);
+        if (memcmp(stored, given, LABEL_MAX) != 0) {
             continue;
         }
         core->stats.aborted_last++;

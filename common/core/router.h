@@ -166,6 +166,7 @@ struct router_core {
     struct pool ids;
     struct request *requests;
     struct map by_call;
+    uint64_t *label_hashes; /* [requests_max][2]: of label and session_label; 0 = none */
     struct words words;
     uint32_t words_held; /* ranges that requests hold: must be words.taken */
     struct worker *workers;
