@@ -204,8 +204,11 @@ void sim_tokenize(struct world *world, uint32_t process, const struct effect *ef
         post->event.u.tokenized.detail = "invalid UTF-8 at byte 3";
         return;
     }
-    struct sampling sampling = {
-        .seed = client->seed, .top_k = -1, .top_p = 1.0f, .repetition_penalty = 1.0f};
+    struct sampling sampling = {.seed = client->seed,
+                                .top_k = -1,
+                                .top_p = 1.0f,
+                                .repetition_penalty = 1.0f,
+                                .ignore_eos = world->knobs.new_min > 0};
     post->sampling = sim_copy(&sampling, sizeof sampling);
     post->owned = sim_copy(client->prompt, client->prompt_count * sizeof(uint32_t));
     post->event.u.tokenized.tokens = post->owned;
@@ -223,7 +226,8 @@ static void sim_token(struct world *world, uint32_t process, struct client *clie
     SIM_CHECK(world, token == expected,
               "REF: a token differs from its reference (wrong KV, or two outputs: I12, I15)");
     SIM_CHECK(world, client->delivered < client->max_tokens, "I20: more tokens than asked for");
-    SIM_CHECK(world, client->delivered == 0 || client->last_token != SIM_EOS,
+    SIM_CHECK(world,
+              client->delivered == 0 || client->last_token != SIM_EOS || world->knobs.new_min > 0,
               "I20: a token after the end of the sequence");
     if (client->delivered > 0 && world->now - client->last_at > world->result.longest_wait_ns) {
         world->result.longest_wait_ns = world->now - client->last_at;

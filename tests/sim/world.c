@@ -140,7 +140,7 @@ static void sim_effect(struct world *world, uint32_t process, const struct effec
 
 static int64_t sim_clock_ns(void) {
     struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return (int64_t)now.tv_sec * SECOND + now.tv_nsec;
 }
 
@@ -164,9 +164,11 @@ static struct instant sim_core_step(struct world *world, struct process *p,
         struct sim_cost *cost = &world->result.cost[p->role];
         int64_t took = sim_clock_ns() - start;
         cost->turns++;
-        cost->ns += took;
-        if (event->kind == EVENT_TICK && took > cost->worst_tick_ns) {
-            cost->worst_tick_ns = took;
+        if (event->kind != EVENT_TICK) {
+            cost->ns += took;
+        } else {
+            cost->tick_ns += took;
+            cost->worst_tick_ns = took > cost->worst_tick_ns ? took : cost->worst_tick_ns;
         }
     }
     return next;

@@ -31,7 +31,7 @@ struct knobs {
     uint32_t clients;
     int64_t arrival_ns; /* mean time between clients */
     uint32_t prompt_max, new_max;
-    uint32_t new_min;           /* 0: as few as 1 */
+    uint32_t new_min;           /* 0: as few as 1; else no end of sequence before max_tokens */
     uint32_t alphabet;          /* 2: pages of equal tokens behind different prefixes are common */
     int64_t delay_ns;           /* mean message delay */
     int64_t step_ns;            /* mean engine step */
@@ -50,7 +50,8 @@ const char *sim_world_name(uint32_t world);
 /* What one core's turns cost, for the big world. */
 struct sim_cost {
     uint64_t turns;
-    int64_t ns;
+    int64_t ns;      /* of all turns but ticks */
+    int64_t tick_ns; /* of the sweeps */
     int64_t worst_tick_ns;
 };
 
