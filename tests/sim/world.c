@@ -185,10 +185,11 @@ void sim_turn(struct world *world, uint32_t process, const struct event *event) 
         world->result.peak_live = live;
     }
     bool is_idle = event->kind == EVENT_TICK && live == 0 && world->effects.count == 0;
-    if (world->options.verify_every <= 1 && !is_idle) {
+    uint32_t every = world->options.verify_every;
+    if (every <= 1 && !is_idle) {
         sim_verify(p);
         sim_after(world, process, event);
-    } else if (world->result.events % world->options.verify_every == 0) {
+    } else if (every > 1 && world->result.events % every == 0) {
         sim_verify(p);
     }
     for (uint32_t i = 0; i < world->effects.count; i++) {
