@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import struct
+import threading
 import time
 
 from harness import (GOLDEN, MODEL, MODEL_DIR, Canary, Case, Client, Metrics, at_rest, client, clusters, descriptors,
@@ -149,6 +150,71 @@ def client_hello():
     return outgoing.read()
 
 
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
+OPENINGS = [b"", client_hello(), HTTP2 + SETTINGS, b"GET /metrics HTTP/1.1\r\nHost: a\r\n",
+            b"POST /livez HTTP/1.0\r\nContent-Length: 100\r\n\r\n", b"\x16\x03\x01"]
+
+
+def recorded(router):
+    """All that a real client of the API sends for one request, from its first byte on."""
+    taken = []
+
+    def relay(peer, other, keep):
+        with contextlib.suppress(OSError):
+            while data := peer.recv(65536):
+                keep(data)
+                other.sendall(data)
+
+    with socket.create_server((clusters.HOST, 0)) as listener, \
+            socket.create_connection((clusters.HOST, router.ports["grpc"])) as there, \
+            Client(f"{clusters.HOST}:{listener.getsockname()[1]}") as each:
+        call = each.stream(make_request("Once", max_tokens=2))
+        here = listener.accept()[0]
+        threads = [threading.Thread(target=relay, args=(here, there, taken.append)),
+                   threading.Thread(target=relay, args=(there, here, lambda data: None))]
+        for thread in threads:
+            thread.start()
+        list(call)
+        for peer in (here, there):
+            peer.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        here.close()
+    return b"".join(taken)
+
+
+def strangers(port, talks, seed, until_end, counts):
+    """Connects again and again: openings whole, cut, followed by noise, or with bytes changed; some stay and say nothing
+    more. counts[port]: how many came."""
+    draw = random.Random(seed)
+    staying, count = [], 0
+    while time.monotonic() < until_end:
+        data = bytearray(draw.choice(talks))
+        how = draw.randrange(6)
+        if how == 0:
+            data = data[:draw.randrange(len(data) + 1)]
+        elif how in (1, 2):
+            data += draw.randbytes(draw.choice((1, 9, 100, 4000, 70000)))
+        elif how in (3, 4) and data:
+            for _ in range(draw.randrange(1, 4)):
+                data[draw.randrange(len(data))] = draw.randrange(256)
+        if draw.randrange(20) == 0:
+            with contextlib.suppress(OSError):
+                peer = socket.create_connection((clusters.HOST, port), 5)
+                staying.append(peer)
+                peer.sendall(data)
+            while len(staying) > 40:  # the oldest leaves
+                staying.pop(0).close()
+        else:
+            Strangers.send(port, data, draw.randrange(3))
+        count += 1
+        time.sleep(0.02)  # the two cores are shared with everybody in the picture
+    for peer in staying:
+        peer.close()
+    counts[port] = count
+
+
 class Strangers(Case):
     """Bytes on every port. Frames that carry UCX's own magic are not in here: see the README of common/kvlink."""
 
@@ -207,6 +273,38 @@ class Strangers(Case):
                 for peer in silent:
                     peer.close()
         self.assert_alive(made)
+        descriptors_settle(made, before, 3, within=15)
+        at_rest(made)
+        self.assert_no_faults(made)
+
+    def test_bytes_on_all_ports_at_once(self):
+        """BATON_STRANGERS_SECONDS makes it longer: an hour, say, before a release."""
+        seconds = float(os.environ.get("BATON_STRANGERS_SECONDS", "10"))
+        made = self.cluster(arguments={"router": ["--disaggregate-above", "0"]})
+        warm(made)
+        talks = {"grpc": [recorded(made.routers()[0]), *OPENINGS], "admin": OPENINGS, "kv": OPENINGS, "http": OPENINGS}
+        members = made.routers() + made.workers()
+        before = {each: descriptors(each) for each in members}
+        until_end = time.monotonic() + seconds
+        counts = {}
+        with Canary(made) as canary:
+            threads = [threading.Thread(target=strangers, args=(port, talks[name], seed, until_end, counts))
+                       for seed, (name, port) in enumerate((name, port) for each in members
+                                                           for name, port in sorted(each.ports.items()))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(len(counts), len(threads), "a stranger ended with an exception")
+            canary.answers_again(5)
+            # While it lasts an answer may be late, but two cores for all must not make it wait for a deadline.
+            self.assertLess(canary.longest, 5, "an answer waited for strangers")
+            self.assertGreater(canary.answered, seconds / 2)
+        print(f"{sum(counts.values())} connections on {len(counts)} ports in {seconds:.0f} s, {canary.answered} canaries "
+              f"beside them, the slowest {canary.longest:.2f} s")
+        self.assert_alive(made)
+        for member in members:
+            until(lambda each=member: f"{each} ready: {each.ready()[1]}", lambda each=member: each.ready()[0], 5)
         descriptors_settle(made, before, 3, within=15)
         at_rest(made)
         self.assert_no_faults(made)
