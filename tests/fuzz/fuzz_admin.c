@@ -49,12 +49,16 @@ static size_t exchange(struct bytes bytes, size_t step, char *answers, bool *is_
                           .route_count = sizeof routes / sizeof routes[0],
                           .connections_max = 4,
                           .idle_timeout = span_ms(10000)};
-    struct event_config *config = event_config_new();
-    CHECK(config != NULL && event_config_set_flag(config, EVENT_BASE_FLAG_NOLOCK) == 0);
-    admin.base = event_base_new_with_config(config);
-    event_config_free(config);
+    static struct event_base *base;
+    if (base == NULL) {
+        struct event_config *config = event_config_new();
+        CHECK(config != NULL && event_config_set_flag(config, EVENT_BASE_FLAG_NOLOCK) == 0);
+        base = event_base_new_with_config(config);
+        event_config_free(config);
+        CHECK(base != NULL);
+    }
+    admin.base = base;
     int pair[2];
-    CHECK(admin.base != NULL);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
     on_accept(NULL, pair[0], NULL, 0, &admin);
     size_t got = 0;
@@ -85,7 +89,7 @@ static size_t exchange(struct bytes bytes, size_t step, char *answers, bool *is_
         connection_free(admin.first);
     }
     CHECK_OP(admin_connections(&admin), ==, 0);
-    event_base_free(admin.base);
+    CHECK_OP(event_base_get_num_events(base, EVENT_BASE_COUNT_ADDED), ==, 0);
     return got;
 }
 

@@ -324,7 +324,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     struct model *model = NULL;
     enum status status =
         model_create(folder_path(), kernels_select((flags & 8) != 0 ? "avx2" : "c"),
-                     (flags & 16) != 0 ? MODEL_WEIGHTS_INT8 : MODEL_WEIGHTS_FILE, &error, &model);
+                     (flags & 2) != 0 ? MODEL_WEIGHTS_INT8 : MODEL_WEIGHTS_FILE, &error, &model);
     check_refusal(status, model != NULL, &error);
     if (model != NULL) {
         use_model(model);
