@@ -36,9 +36,9 @@
 #define LINK_CHUNKS_PER_PEER 32u
 #define LINK_IOV_MAX         64u
 #define LINK_PACK_BYTES      (64u * 1024u) /* components below this share a chunk */
-/* Runs of rows that the kernel takes from where they lie: UCX 1.13 has room for 16 pieces in a send
- * over TCP, of which three are headers. With more it cuts the chunk, and the receiver puts it
- * together again with one more copy. */
+/* Runs of rows that the kernel takes from where they lie, in one chunk. UCX 1.13 makes two messages
+ * of a send over TCP with more than 15 (traced), and the receiver joins them with one more copy;
+ * with the three headers 13 are 16 pieces, which is UCX's own limit for a send (UCP_MAX_IOV). */
 #define LINK_RUNS_IN_PLACE 13u
 /* Pages with shorter runs are copied into one piece: more chunks would cost more than the copy. */
 #define LINK_RUN_BYTES_MIN (8u * 1024u)
