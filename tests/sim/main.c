@@ -234,5 +234,7 @@ int main(int argc, char **argv) {
     if (is_big) {
         return sim_big() ? 0 : 1;
     }
-    return settings.is_one ? run_one(&settings) : run_fresh(&settings);
+    int status = settings.is_one ? run_one(&settings) : run_fresh(&settings);
+    schedule_fini(&settings.schedule);
+    return status;
 }

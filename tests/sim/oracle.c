@@ -247,6 +247,7 @@ static void sim_entry(struct world *world, struct process *p, uint32_t at, bool 
     }
     shadow->id = sight.id;
     shadow->attempt = sight.attempt;
+    shadow->stream = sight.streams[0];
     shadow->state = sight.state;
     shadow->outcome = sight.outcome;
     shadow->cause = sight.cause;
@@ -272,20 +273,25 @@ static void sim_check_abort(struct world *world, const struct event *event) {
               "a decode was aborted on its prefill worker's failure without asking D");
 }
 
-/* I8: whatever the state, an Abort that was read has ended what it names. */
+/* I8: whatever the state, an Abort that was read has ended what it names; but a question does not
+ * end what is committed. */
 static void sim_check_aborted(struct world *world, struct process *p, const struct event *event) {
     if (!sim_is_mail(event, MESSAGE_ABORT)) {
         return;
     }
+    uint64_t attempt = event->u.mail.message->u.abort.attempt.v;
+    bool is_question = event->u.mail.message->u.abort.is_unless_committed;
     for (uint32_t i = 0; i < sim_shadow_count(world, p->role); i++) {
         struct sight sight = sim_sight(p, i);
-        if (sight.id == 0 || sight.attempt != event->u.mail.message->u.abort.attempt.v ||
-            sight.streams[0] != event->stream.v || sight.is_decided) {
-            continue;
-        }
-        SIM_CHECK(world,
-                  p->role == ROLE_DECODE && sight.state == DECODE_RUNNING &&
-                      event->u.mail.message->u.abort.is_unless_committed,
+        const struct shadow *before = &p->shadows[i];
+        bool is_committed = p->role == ROLE_DECODE && is_question &&
+                            before->state == DECODE_RUNNING && before->attempt == attempt &&
+                            before->stream == event->stream.v;
+        bool is_left = sight.id != 0 && sight.attempt == attempt &&
+                       sight.streams[0] == event->stream.v && !sight.is_decided;
+        SIM_CHECK(world, !is_committed || is_left,
+                  "a decode that was committed was ended by a question");
+        SIM_CHECK(world, !is_left || is_committed,
                   "I8: an entry lives on after its Abort was read");
     }
 }
@@ -314,9 +320,9 @@ static void sim_check_incarnations(struct world *world, struct process *p,
 }
 
 /* I17: news from discovery ends nothing. */
-static void sim_check_discovery(struct world *world, const struct node *node,
+static void sim_check_discovery(struct world *world, const struct process *p,
                                 const struct event *event) {
-    if (event->kind != EVENT_WORKER_LOST || node->sessions_ended > 0) {
+    if (event->kind != EVENT_WORKER_LOST || p->sessions_ended > 0) {
         return;
     }
     for (uint32_t i = 0; i < world->effects.count; i++) {
@@ -347,7 +353,8 @@ void sim_after(struct world *world, uint32_t process, const struct event *event)
         sim_check_aborted(world, p, event);
     }
     sim_check_created(world, p, event);
-    sim_check_discovery(world, node, event);
+    sim_check_discovery(world, p, event);
+    p->sessions_ended = node->sessions_ended;
     sim_check_incarnations(world, p, event);
     uint32_t count = sim_shadow_count(world, p->role);
     for (uint32_t i = 0; i < count; i++) {

@@ -169,6 +169,7 @@ void sim_start(struct world *world, uint32_t process) {
     p->op_count = 0;
     p->last_plan = 0;
     p->created = 0;
+    p->sessions_ended = 0;
     p->cursor = 0;
     TRACE(world, "start %s-%u incarnation %llu", role_name(p->role), process,
           (unsigned long long)p->incarnation.v);

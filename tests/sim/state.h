@@ -91,6 +91,7 @@ struct link_op {
 struct shadow {
     uint64_t id;
     uint64_t attempt;
+    uint64_t stream; /* of its router's session */
     uint32_t state, outcome, cause;
     int64_t orphan_since; /* observed time; 0: somebody wants it */
 };
@@ -124,8 +125,9 @@ struct process {
     bool is_leaving; /* drained: gone after this turn */
     struct shadow *shadows;
     uint64_t last_plan;
-    uint64_t created; /* ledger.created before the step */
-    uint64_t cursor;  /* steps of the poisoner */
+    uint64_t created;        /* ledger.created before the step */
+    uint32_t sessions_ended; /* the same */
+    uint64_t cursor;         /* steps of the poisoner */
 };
 
 struct client {
