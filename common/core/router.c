@@ -987,7 +987,10 @@ static void router_client_open(struct router_core *core, const struct event *eve
                       "this router is draining: use another one", out);
         return;
     }
-    if (pool_take(&core->ids, &id) != STATUS_OK) {
+    /* The last eighth of the table is for clients. */
+    bool is_canary = event->u.client_open.canary != CANARY_NONE;
+    uint32_t most = core->config.requests_max - core->config.requests_max / 8;
+    if ((is_canary && core->ids.live >= most) || pool_take(&core->ids, &id) != STATUS_OK) {
         router_refuse(event->u.client_open.call, CAUSE_BUSY, STATUS_BUSY,
                       "the router holds as many requests as it may (--max-requests): try again "
                       "later",

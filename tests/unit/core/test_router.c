@@ -1092,6 +1092,25 @@ static void test_a_canary_is_given_up_where_others_would_wait(void **state) {
     bed_destroy(bed);
 }
 
+static void test_a_canary_leaves_the_last_places_to_clients(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    for (uint32_t i = 0; i < 8; i++) {
+        bool is_canary = i == 7;
+        struct event open = {.kind = EVENT_CLIENT_OPEN};
+        open.u.client_open.call.v = 100 + i;
+        open.u.client_open.model = "m";
+        open.u.client_open.request_label = "";
+        open.u.client_open.session_label = "";
+        open.u.client_open.canary = is_canary ? CANARY_ONE_LEG : CANARY_NONE;
+        bed_step(bed, &open);
+        assert_string_equal(bed->text, is_canary ? "answer(failed)" : "tokenize");
+    }
+    assert_int_equal(bed_answer_cause(bed), CAUSE_BUSY);
+    assert_int_equal(bed->core.ids.live, 7);
+    bed_destroy(bed);
+}
+
 static void test_a_canary_is_not_tried_again(void **state) {
     (void)state;
     struct bed *bed = bed_create(true);
@@ -1242,6 +1261,7 @@ int main(void) {
         cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
         cmocka_unit_test(test_a_canary_takes_the_legs_it_is_told_and_is_in_no_clients_numbers),
         cmocka_unit_test(test_a_canary_is_given_up_where_others_would_wait),
+        cmocka_unit_test(test_a_canary_leaves_the_last_places_to_clients),
         cmocka_unit_test(test_a_canary_is_not_tried_again),
         cmocka_unit_test(test_a_canary_is_no_clients_to_abort_and_ends_with_a_drain),
         cmocka_unit_test(test_canaries_do_not_take_the_turns_of_clients),
