@@ -154,9 +154,12 @@ static bool sim_is_wanted(const struct world *world, enum role role, const struc
         }
         const struct router_core *core = p->core;
         uint32_t at = (uint32_t)(sight->attempt & 0xffffff);
+        if (at >= core->config.requests_max) {
+            return false;
+        }
         const struct request *request = &core->requests[at];
-        return at < core->config.requests_max && request->attempt.v == sight->attempt &&
-               request->state != REQUEST_NONE && request->state != REQUEST_ANSWERING &&
+        return request->attempt.v == sight->attempt && request->state != REQUEST_NONE &&
+               request->state != REQUEST_ANSWERING &&
                (role == ROLE_DECODE ? request->decode : request->prefill) != ROUTER_NONE;
     }
     return false;

@@ -130,6 +130,51 @@ static void shrink_list(struct shrink *shrink) {
     }
 }
 
+/* The best with one client and the one fault of an effect at another opportunity. */
+static struct schedule shrink_moved(const struct shrink *shrink, uint32_t client, uint32_t index) {
+    struct schedule copy = schedule_copy(&shrink->best);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < copy.count; i++) {
+        struct occurrence one = copy.list[i];
+        if (one.fault == FAULT_CLIENT && one.index != client) {
+            continue;
+        }
+        if (one.fault >= FAULT_TOKENIZE && one.fault < FAULT_TIMED_FIRST) {
+            one.index = index;
+        }
+        copy.list[kept++] = one;
+    }
+    copy.count = kept;
+    return copy;
+}
+
+/* Fewer clients send fewer messages: the effect that must fail has another number among them. If
+ * one such fault is left, each client alone is tried with each number up to the old one. */
+static void shrink_alone(struct shrink *shrink) {
+    uint32_t clients = 0;
+    uint32_t effects = 0;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < shrink->best.count; i++) {
+        const struct occurrence *one = &shrink->best.list[i];
+        clients += one->fault == FAULT_CLIENT ? 1 : 0;
+        if (one->fault >= FAULT_TOKENIZE && one->fault < FAULT_TIMED_FIRST) {
+            effects++;
+            last = one->index;
+        }
+    }
+    if (effects != 1 || clients < 2) {
+        return;
+    }
+    for (uint32_t i = 0; i < clients; i++) { /* clients come first in the list */
+        uint32_t client = shrink->best.list[i].index;
+        for (uint32_t index = 0; index <= last && !shrink_is_over(shrink); index++) {
+            if (shrink_try(shrink, shrink_moved(shrink, client, index))) {
+                return;
+            }
+        }
+    }
+}
+
 static void shrink_count(const struct schedule *schedule, uint32_t *clients, uint32_t *faults) {
     *clients = 0;
     *faults = 0;
@@ -162,6 +207,7 @@ struct shrunk sim_shrink(const struct schedule *schedule, const char *sentence, 
         shrink_kinds(&shrink);
         shrink_world(&shrink);
         shrink_list(&shrink);
+        shrink_alone(&shrink);
         shrink_world(&shrink);
     }
     shrink_count(&shrink.best, &shrunk.clients, &shrunk.faults);
