@@ -205,6 +205,7 @@ class Trial:
         self.replaced = set()  # ids of programs whose records are lost with their process
         self.touched = set()   # programs that the fault itself may make unready
         self.honest = {code.name for code in RETRYABLE}
+        self.details = []
         self.phases = [("start", time.monotonic())]
 
     # ---- bookkeeping
@@ -466,14 +467,28 @@ class Trial:
                     if member.id not in self.touched and until_ - since > GREEN_AFTER_S:
                         self.check("RDY", False, f"{member} said '{body.strip()}' for {until_ - since:.1f} s, untouched")
 
+    def causes(self):
+        """How entries ended at each program, and what routers counted: for people, with --verbose."""
+        told = []
+        for member in self.world.routers() + self.world.workers():
+            if member.alive():
+                metrics = Metrics(member)
+                rows = [(labels["cause"], value) for labels, value in metrics.rows("baton_entries_terminal_cause_total")]
+                for name in ("baton_retries_total", "baton_worker_busy_total"):
+                    rows += [(f"{name} {labels.get('cause') or labels.get('peer_role')}", value)
+                             for labels, value in metrics.rows(name)]
+                told.append(f"{member}: " + ", ".join(f"{name} {value:.0f}" for name, value in rows if value))
+        return told
+
     def conclude(self, leaves=True):
         """After the fault: everything is as before it. The order matters: readiness is asked under load."""
         self.phase("heal")
         self.ready_again()
-        self.progress(self.canaries, KILLED_S + 6, "after the fault")
+        self.progress(self.canaries + self.herd, KILLED_S + 6, "after the fault")
         if leaves:
             self.leave()
         self.phase("leave")
+        self.details = self.causes()
         self.stop_clients()
         self.quiet()
         self.truth()

@@ -84,6 +84,7 @@ class Connection:
         self.damaged = set()  # ways of which bytes were thrown away
         self.left = {}        # way -> bytes until it is cut
         self.tasks = []
+        self.is_ending = False
         self.main = asyncio.ensure_future(self.run())
 
     async def run(self):
@@ -108,6 +109,7 @@ class Connection:
         except (OSError, asyncio.CancelledError):
             pass
         finally:
+            self.is_ending = True
             for task in self.tasks:
                 task.cancel()
             if self.tasks:
@@ -178,6 +180,12 @@ class Connection:
         await way.passes()
         return data[len(piece):]
 
+    def end(self):
+        """Resets both sides; once: a second cancel would reach what cleans up after the first."""
+        if not self.is_ending:
+            self.is_ending = True
+            self.main.cancel()
+
     def lose(self, side):
         """One side's socket is shut down; while the link is blind the other side does not hear of it."""
         lost = self.near if side == "near" else self.far
@@ -240,13 +248,13 @@ class Link:
             way.set(command.get(name) or {})
         if not any(way.policy.get("lost") for way in self.ways.values()):
             for each in [each for each in self.connections if each.damaged]:
-                each.main.cancel()
+                each.end()
         if was_blind and not self.blind:
             self.reset()
 
     def reset(self):
         for each in list(self.connections):
-            each.main.cancel()
+            each.end()
 
     def lose(self, side):
         for each in list(self.connections):

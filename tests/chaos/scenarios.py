@@ -106,7 +106,7 @@ def play_stop(stage, role):
 for _role in ("router", "prefill", "decode"):
     scenario(f"kill-{_role}", f"a {_role} is killed twice under load", quick=_role == "decode")(
         lambda stage, role=_role: play_kill(stage, role))
-    scenario(f"stop-{_role}", f"a {_role} is stopped in mid-transfer, then thaws", quick=_role == "prefill")(
+    scenario(f"stop-{_role}", f"a {_role} is stopped in mid-transfer, then thaws")(
         lambda stage, role=_role: play_stop(stage, role))
 
 
@@ -243,6 +243,7 @@ def finish_etcd(trial, ended):
     trial.ready_again()
     fresh = trial.world.start_program("decode", "decode-fresh")
     trial.world.wait_ready([fresh])
+    trial.prober.watch()
     trial.until("PROG", f"{fresh} is used", lambda: Metrics(fresh).sum("baton_entries_created_total") > 0, 5)
     trial.conclude(leaves=False)
 
@@ -494,6 +495,118 @@ def play_kv_throttled(stage):
             trial.progress(trial.canaries, SILENT_S, "with a slow KV link")
         trial.leave()
         trial.quiet_of(trial.gone, QUIET_S)
+    trial.conclude()
+
+
+# ---- several at once, and again and again
+
+@scenario("flapping", "every link of a decode worker vanishes for 1.5 s and is back for 1.5 s, six times")
+def play_flapping(stage):
+    trial = stage.world()
+    trial.calm()
+    links = [name for name, (dialler, target, _) in trial.world.links.items() if "decode-1" in (dialler, target)]
+    trial.crowd(8)
+    for _ in range(6):
+        with trial.world.lost(links):
+            time.sleep(1.5)
+        time.sleep(1.5)
+    trial.progress(trial.canaries, SILENT_S, "after flaps")
+    trial.conclude()
+
+
+@scenario("split", "the cluster is cut in two halves, each with a router, a prefill and a decode worker; etcd stays with one")
+def play_split(stage):
+    trial = stage.world()
+    trial.calm()
+    halves = {id: (id + "-1")[-1] if id == "etcd" else id[-1] for id in [each.id for each in trial.world.members]}
+    links = [name for name, (dialler, target, _) in trial.world.links.items() if halves[dialler] != halves[target]]
+    trial.touched.update(id for id, half in halves.items() if half == "2")
+    trial.crowd(6)
+    trial.crowd(4, router=1)
+    pairs = [(member(trial, "router-1"), member(trial, "decode-2")), (member(trial, "router-2"), member(trial, "decode-1"))]
+    held = trial.caught(pairs)
+    with trial.world.lost(links):
+        trial.free(held, SILENT_S)
+        trial.progress(trial.canaries, SILENT_S, "in halves")
+        gone = trial.herd[:3] + trial.herd[-2:]
+        trial.leave(gone)
+        trial.quiet_of(gone, SILENT_S)
+        time.sleep(8)
+        trial.progress(trial.canaries, KILLED_S, "in halves for long")
+    trial.conclude()
+
+
+@scenario("all-paused", "every program is stopped for ten seconds and thaws, as when a machine is paused")
+def play_all_paused(stage):
+    trial = stage.world()
+    trial.calm()
+    trial.crowd(8)
+    until("the herd is answered", lambda: all(each.answered for each in trial.herd), 30)
+    trial.touched.update(each.id for each in trial.world.members)
+    with contextlib.ExitStack() as stack:
+        for each in trial.world.members:
+            stack.enter_context(harness.stopped(each))
+        time.sleep(10)
+    trial.progress(trial.canaries, SILENT_S, "after the pause")
+    trial.conclude()
+
+
+@scenario("stutter", "a decode worker is stopped for 3 s, less than its lease, and runs for 1 s, four times")
+def play_stutter(stage):
+    trial = stage.world()
+    trial.calm()
+    victim = member(trial, "decode-1")
+    trial.touched.add(victim.id)
+    trial.crowd(8)
+    for _ in range(4):
+        with harness.stopped(victim):
+            time.sleep(3)
+        time.sleep(1)
+    trial.progress(trial.canaries, SILENT_S, "after stutters")
+    trial.conclude()
+
+
+@scenario("kill-without-etcd", "etcd is stopped; a decode and a prefill worker are killed and started again; etcd thaws")
+def play_kill_without_etcd(stage):
+    trial = stage.world()
+    trial.calm()
+    trial.crowd(6)
+    victims = [member(trial, "decode-1"), member(trial, "prefill-1")]
+    trial.touched.update(each.id for each in victims)
+    with harness.stopped(trial.world.of("etcd")[0]):
+        time.sleep(1)
+        for each in victims:
+            each.kill()
+        trial.progress(trial.canaries, KILLED_S, "with workers killed while etcd is silent")
+        for each in victims:
+            trial.world.restart(each)
+        time.sleep(6)
+        for each in victims:
+            is_ready, why = each.ready()
+            trial.check("RDY", not is_ready and "etcd" in why, f"{each} cannot be known to anybody, and says: {why}")
+        trial.progress(trial.canaries, KILLED_S, "with replacements that nobody knows")
+    trial.ready_again()
+    created = {each: Metrics(each).sum("baton_entries_created_total") for each in victims}
+    trial.until("PROG", "the replacements are used", lambda: all(
+        Metrics(each).sum("baton_entries_created_total") > count for each, count in created.items()), 5)
+    trial.conclude()
+
+
+@scenario("both-legs", "a prefill worker is killed while a decode worker is cut off from its router")
+def play_both_legs(stage):
+    trial = stage.world()
+    trial.calm()
+    trial.crowd(8)
+    victim = member(trial, "prefill-1")
+    trial.touched.add(victim.id)
+    pair = (member(trial, "router-1"), member(trial, "decode-1"))
+    held = trial.caught([pair])
+    with trial.world.lost(["router-1>decode-1"]):
+        victim.kill()
+        trial.free(held, SILENT_S)
+        trial.progress(trial.canaries, SILENT_S, "with a leg of each kind broken")
+        trial.world.restart(victim)
+        trial.ready_again(members=[victim])
     trial.conclude()
 
 
