@@ -23,7 +23,8 @@ static void usage(FILE *out) {
              "  --replay TEXT  one schedule, as the driver prints it for a failure\n"
              "  --trace        print what happens (with --seed or --replay)\n"
              "  --shrink N     seconds for shortening a failing schedule (default 10; 0: not)\n"
-             "  --nth          small worlds, every effect fails once, alone\n"
+             "  --nth          small worlds, every effect fails once, alone (with --seed: other "
+             "clients)\n"
              "  --pairs N      small worlds, two drawn faults at a time, for N seconds\n"
              "  --big          10,000 live requests on one worker: cost, memory, fairness\n");
 }
@@ -226,7 +227,7 @@ int main(int argc, char **argv) {
         }
     }
     if (is_nth) {
-        return sim_nth(settings.is_traced) ? 0 : 1;
+        return sim_nth(settings.schedule.seed, settings.is_traced) ? 0 : 1;
     }
     if (pairs > 0) {
         return sim_pairs(settings.first, pairs) ? 0 : 1;

@@ -9,9 +9,12 @@
 #define NTH_FIRST FAULT_TOKENIZE
 #define NTH_LAST  FAULT_TURN_PAUSE
 
-static struct schedule nth_base(uint32_t world) {
-    struct schedule schedule = {
-        .world = world, .seed = world, .is_listed = true, .is_calm = true, .is_strict = true};
+static struct schedule nth_base(uint32_t world, uint64_t seed) {
+    struct schedule schedule = {.world = world,
+                                .seed = seed + world,
+                                .is_listed = true,
+                                .is_calm = true,
+                                .is_strict = true};
     uint32_t clients = sim_knobs(&schedule).clients;
     for (uint32_t i = 0; i < clients; i++) {
         schedule_add(&schedule, FAULT_CLIENT, i);
@@ -19,8 +22,8 @@ static struct schedule nth_base(uint32_t world) {
     return schedule;
 }
 
-static bool nth_world(uint32_t world, bool is_verbose, uint32_t *runs) {
-    struct schedule base = nth_base(world);
+static bool nth_world(uint32_t world, uint64_t seed, bool is_verbose, uint32_t *runs) {
+    struct schedule base = nth_base(world, seed);
     struct sim_options options = {0};
     struct sim_result counted;
     char sentence[SIM_SENTENCE_MAX];
@@ -51,13 +54,13 @@ static bool nth_world(uint32_t world, bool is_verbose, uint32_t *runs) {
     return is_good;
 }
 
-bool sim_nth(bool is_verbose) {
+bool sim_nth(uint64_t seed, bool is_verbose) {
     bool is_good = true;
     uint32_t total = 0;
     double start = sim_seconds_now();
     for (uint32_t world = 1; world <= SIM_WORLDS; world++) {
         uint32_t runs = 0;
-        is_good = nth_world(world, is_verbose, &runs) && is_good;
+        is_good = nth_world(world, seed, is_verbose, &runs) && is_good;
         printf("world %u, %s: each of %u effects failed once\n", world, sim_world_name(world),
                runs);
         total += runs;
@@ -71,7 +74,7 @@ bool sim_pairs(uint64_t first, double seconds) {
     double start = sim_seconds_now();
     uint64_t runs = 0;
     for (; sim_seconds_now() - start < seconds; runs++) {
-        struct schedule pair = nth_base(1 + (uint32_t)((first + runs) % SIM_WORLDS));
+        struct schedule pair = nth_base(1 + (uint32_t)((first + runs) % SIM_WORLDS), 0);
         struct sim_options options = {0};
         struct sim_result counted;
         char sentence[SIM_SENTENCE_MAX];

@@ -7,8 +7,9 @@
 
 #include "sim/world.h"
 
-/* False if a check failed (printed with the command that replays it). */
-bool sim_nth(bool is_verbose);
+/* seed: 0, or other clients and delays. False if a check failed (printed with the command that
+ * replays it). */
+bool sim_nth(uint64_t seed, bool is_verbose);
 /* Two faults at a time, drawn, for so long. */
 bool sim_pairs(uint64_t first, double seconds);
 /* Says how a schedule failed, shrinks it and prints the command that replays it. */
