@@ -272,6 +272,36 @@ static bool fleet_is_better(const struct router_core *core, const struct request
     return core->workers[worker].last_given[kind] < core->workers[best].last_given[kind];
 }
 
+static bool fleet_is_suspect(const struct router_core *core, const struct worker *prefill,
+                             const struct worker *decode) {
+    for (uint32_t i = 0; i < ROUTER_SUSPECTS; i++) {
+        const struct router_suspect *suspect = &core->suspects[i];
+        if (suspect->prefill.v == prefill->info.incarnation.v &&
+            suspect->decode.v == decode->info.incarnation.v &&
+            !instant_reached(core->node.now, suspect->until)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether no prefill worker is known to reach this decode worker, but one is known not to. */
+static bool fleet_is_shunned(const struct router_core *core, const struct request *request,
+                             const struct worker *decode) {
+    bool is_shunned = false;
+    for (uint32_t i = 0; i < ROUTER_SUSPECTS && !is_shunned; i++) {
+        is_shunned = core->suspects[i].decode.v == decode->info.incarnation.v &&
+                     !instant_reached(core->node.now, core->suspects[i].until);
+    }
+    for (uint32_t i = 0; i < core->config.workers_max && is_shunned; i++) {
+        const struct worker *worker = &core->workers[i];
+        is_shunned = !fleet_is_eligible(core, worker, ROLE_PREFILL, request->model) ||
+                     !layout_digest_equal(worker->info.layout, decode->info.layout) ||
+                     fleet_is_silent(core, worker) || fleet_is_suspect(core, worker, decode);
+    }
+    return is_shunned;
+}
+
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
                                       uint32_t *worker_out) {
     uint64_t hashes[ROUTER_AFFINITY_BLOCKS];
@@ -306,6 +336,9 @@ enum fleet_answer fleet_choose_decode(struct router_core *core, const struct req
         if (!fleet_has_numerics(worker, request)) {
             score += UINT64_MAX / 2; /* the same tokens only where the same arithmetic is done */
         }
+        if (fleet_is_shunned(core, request, worker)) {
+            score += UINT64_MAX / 4; /* it looks idle because nothing arrives there */
+        }
         if (fleet_is_better(core, request, score, i, best_score, *worker_out)) {
             best_score = score;
             *worker_out = i;
@@ -315,19 +348,6 @@ enum fleet_answer fleet_choose_decode(struct router_core *core, const struct req
         return FLEET_CHOSEN;
     }
     return is_any ? FLEET_BUSY : FLEET_NONE;
-}
-
-static bool fleet_is_suspect(const struct router_core *core, const struct worker *prefill,
-                             const struct worker *decode) {
-    for (uint32_t i = 0; i < ROUTER_SUSPECTS; i++) {
-        const struct router_suspect *suspect = &core->suspects[i];
-        if (suspect->prefill.v == prefill->info.incarnation.v &&
-            suspect->decode.v == decode->info.incarnation.v &&
-            !instant_reached(core->node.now, suspect->until)) {
-            return true;
-        }
-    }
-    return false;
 }
 
 void fleet_suspect(struct router_core *core, uint32_t prefill, uint32_t decode) {
@@ -342,6 +362,7 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
     const struct worker *target = &core->workers[decode];
     uint64_t best_score = UINT64_MAX;
     bool is_any = false;
+    bool is_trusted = false; /* there is one that could talk to D, once it has room */
     for (uint32_t i = 0; i < core->config.workers_max; i++) {
         const struct worker *worker = &core->workers[i];
         if (!fleet_is_eligible(core, worker, ROLE_PREFILL, request->model) ||
@@ -349,14 +370,16 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
             worker->info.kv_tokens < request->token_count) {
             continue;
         }
+        bool is_suspect = fleet_is_suspect(core, worker, target);
         is_any = true;
+        is_trusted = is_trusted || (!is_suspect && !fleet_is_silent(core, worker));
         if (fleet_is_busy(core, worker)) {
             continue;
         }
         uint64_t backlog = core->node.sessions[worker->session].peer_backlog_ms;
         uint64_t score = (backlog << 32) + worker->tokens_reserved;
         score = score > UINT64_MAX / 4 ? UINT64_MAX / 4 : score;
-        if (fleet_is_suspect(core, worker, target)) {
+        if (is_suspect) {
             score += UINT64_MAX / 2; /* a probe, when there is no other */
         }
         if (fleet_is_better(core, request, score, i, best_score, *worker_out)) {
@@ -364,7 +387,8 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
             *worker_out = i;
         }
     }
-    if (best_score != UINT64_MAX) {
+    /* A pair that fails at once always has room: nobody is sent there because others are busy. */
+    if (best_score != UINT64_MAX && (best_score < UINT64_MAX / 2 || !is_trusted)) {
         return FLEET_CHOSEN;
     }
     return is_any ? FLEET_BUSY : FLEET_NONE;

@@ -30,11 +30,12 @@ static inline uint32_t fleet_turn_kind(const struct request *request) {
 /* Whether a worker computes as the one did whose tokens the client already has (or there is none
  * yet). */
 bool fleet_has_numerics(const struct worker *worker, const struct request *request);
-/* A decode worker for a request, by load and by who holds its prefix. */
+/* A decode worker for a request, by load and by who holds its prefix; one that no prefill worker
+ * could reach lately only if there is no other. */
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
                                       uint32_t *worker_out);
 /* A prefill worker that shares the decode worker's layout, by backlog; a suspected pair only if
- * there is no other. */
+ * there is no other, not even a busy one. */
 enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct request *request,
                                        uint32_t decode, uint32_t *worker_out);
 void fleet_remember_prefix(struct router_core *core, const struct request *request,

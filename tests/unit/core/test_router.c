@@ -970,13 +970,19 @@ static void test_equal_workers_take_turns_on_a_quiet_cluster(void **state) {
     bed_destroy(bed);
 }
 
-/* By turns alone any other worker would be next. */
-static void bed_had_its_turn(struct bed *bed, uint64_t incarnation) {
+static struct worker *bed_worker_of(struct bed *bed, uint64_t incarnation) {
     for (uint32_t i = 0; i < bed->core.config.workers_max; i++) {
         if (bed->core.workers[i].info.incarnation.v == incarnation) {
-            bed->core.workers[i].last_given[0] = UINT64_MAX;
+            return &bed->core.workers[i];
         }
     }
+    fail_msg("there is no worker %llu", (unsigned long long)incarnation);
+    abort();
+}
+
+/* By turns alone any other worker would be next. */
+static void bed_had_its_turn(struct bed *bed, uint64_t incarnation) {
+    bed_worker_of(bed, incarnation)->last_given[0] = UINT64_MAX;
 }
 
 /* The new attempt is admitted, and its prompt goes to the worker of this stream. */
@@ -1014,6 +1020,46 @@ static void test_a_pair_is_avoided_though_the_decode_worker_is_the_first_to_tell
         bed_is_given_to(bed, DECODE2);
         bed_destroy(bed);
     }
+}
+
+static void test_a_request_waits_for_a_busy_worker_rather_than_try_a_suspected_pair(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PREFILLING);
+    bed_worker(bed, ROLE_PREFILL, 601, DECODE2);
+    bed_worker_of(bed, 601)->busy_until = instant_add(bed->core.node.now, span_ms(800));
+    bed_end(bed, OUTCOME_FAILED, CAUSE_SESSION_ENDED);
+    assert_string_equal(bed_state(bed), "placing");
+    bed_wait(bed, 600);
+    assert_string_equal(bed_state(bed), "placing");
+    bed_wait(bed, 400);
+    assert_string_equal(bed_state(bed), "admitting");
+    bed_is_given_to(bed, DECODE2);
+    bed_destroy(bed);
+}
+
+static void test_a_decode_worker_that_nobody_reaches_is_avoided_though_it_looks_idle(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PREFILLING);
+    bed_worker(bed, ROLE_DECODE, 501, DECODE2);
+    bed_had_its_turn(bed, 501);
+    bed_end(bed, OUTCOME_FAILED, CAUSE_STALL);
+    assert_string_equal(bed_state(bed), "admitting");
+    for (uint32_t i = 0; i < bed->out.count; i++) {
+        if (bed->out.items[i].kind == EFFECT_STREAM_SEND &&
+            bed->out.items[i].u.message.kind == MESSAGE_ADMIT) {
+            assert_int_equal(bed->out.items[i].stream.v, DECODE2);
+        }
+    }
+    bed_destroy(bed);
+}
+
+static void test_a_suspected_pair_is_tried_where_there_is_no_other(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PREFILLING);
+    bed_end(bed, OUTCOME_FAILED, CAUSE_SESSION_ENDED);
+    assert_string_equal(bed_state(bed), "admitting");
+    bed_is_given_to(bed, PREFILL);
+    bed_destroy(bed);
 }
 
 /* --- canaries: the router's own requests */
@@ -1258,6 +1304,9 @@ int main(void) {
         cmocka_unit_test(test_equal_workers_take_turns_on_a_quiet_cluster),
         cmocka_unit_test(test_a_pair_that_could_not_talk_is_avoided_while_there_is_another),
         cmocka_unit_test(test_a_pair_is_avoided_though_the_decode_worker_is_the_first_to_tell),
+        cmocka_unit_test(test_a_request_waits_for_a_busy_worker_rather_than_try_a_suspected_pair),
+        cmocka_unit_test(test_a_decode_worker_that_nobody_reaches_is_avoided_though_it_looks_idle),
+        cmocka_unit_test(test_a_suspected_pair_is_tried_where_there_is_no_other),
         cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
         cmocka_unit_test(test_a_canary_takes_the_legs_it_is_told_and_is_in_no_clients_numbers),
         cmocka_unit_test(test_a_canary_is_given_up_where_others_would_wait),
