@@ -92,68 +92,71 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
     }
 }
 
-/* One or two panels of at most TILE_ROWS rows. */
-INLINE void tile_rows(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
-                      uint32_t first, uint32_t count, const uint32_t panels, const bool is_bf16) {
-    switch (rows) {
-    case 1: tile(gemm, row, panel, first, count, 1, panels, is_bf16); break;
-    case 2: tile(gemm, row, panel, first, count, 2, panels, is_bf16); break;
-    case 3: tile(gemm, row, panel, first, count, 3, panels, is_bf16); break;
-    case 4: tile(gemm, row, panel, first, count, 4, panels, is_bf16); break;
-    case 5: tile(gemm, row, panel, first, count, 5, panels, is_bf16); break;
-    case 6: tile(gemm, row, panel, first, count, 6, panels, is_bf16); break;
-    case 7: tile(gemm, row, panel, first, count, 7, panels, is_bf16); break;
-    case 8: tile(gemm, row, panel, first, count, 8, panels, is_bf16); break;
-    case 9: tile(gemm, row, panel, first, count, 9, panels, is_bf16); break;
-    case 10: tile(gemm, row, panel, first, count, 10, panels, is_bf16); break;
-    case 11: tile(gemm, row, panel, first, count, 11, panels, is_bf16); break;
-    case 12: tile(gemm, row, panel, first, count, 12, panels, is_bf16); break;
-    default: break; /* a tile has at most TILE_ROWS rows */
+/* A function for each size of tile: inlined into one, they would take a compiler minutes. */
+typedef void (*tile_fn)(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,
+                        uint32_t first, uint32_t count);
+#define TILE(rows_, panels_)                                                                       \
+    static void f32_##rows_##x##panels_(const struct kernels_gemm *gemm, uint32_t row,             \
+                                        uint32_t panel, uint32_t first, uint32_t count) {          \
+        tile(gemm, row, panel, first, count, rows_, panels_, false);                               \
+    }                                                                                              \
+    static void bf16_##rows_##x##panels_(const struct kernels_gemm *gemm, uint32_t row,            \
+                                         uint32_t panel, uint32_t first, uint32_t count) {         \
+        tile(gemm, row, panel, first, count, rows_, panels_, true);                                \
     }
-}
+#define TILES(panels_)                                                                             \
+    TILE(1, panels_)                                                                               \
+    TILE(2, panels_)                                                                               \
+    TILE(3, panels_) TILE(4, panels_) TILE(5, panels_) TILE(6, panels_) TILE(7, panels_)           \
+        TILE(8, panels_) TILE(9, panels_) TILE(10, panels_) TILE(11, panels_) TILE(12, panels_)
+#define TILE_NAMES(type_, panels_)                                                                 \
+    {                                                                                              \
+        type_##_1x##panels_, type_##_2x##panels_, type_##_3x##panels_, type_##_4x##panels_,        \
+            type_##_5x##panels_, type_##_6x##panels_, type_##_7x##panels_, type_##_8x##panels_,    \
+            type_##_9x##panels_, type_##_10x##panels_, type_##_11x##panels_, type_##_12x##panels_  \
+    }
+TILES(1)
+TILES(2)
+TILE(1, 8)
+TILE(1, 4)
+TILE(2, 4)
+TILE(3, 4)
+TILE(4, 4)
 
+/* By whether weights are BF16, by panels - 1, by rows - 1. */
+static const tile_fn tiles[2][2][TILE_ROWS] = {{TILE_NAMES(f32, 1), TILE_NAMES(f32, 2)},
+                                               {TILE_NAMES(bf16, 1), TILE_NAMES(bf16, 2)}};
 /* Few rows: several panels side by side, so that enough chains hide the multiplier's latency. */
-INLINE uint32_t gemm_few(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end,
-                         const bool is_bf16) {
-    uint32_t cols = gemm->weights->cols;
-    for (; gemm->count == 1 && panel + 8 <= panel_end; panel += 8) {
-        tile(gemm, 0, panel, 0, cols, 1, 8, is_bf16);
-    }
-    for (; gemm->count == 1 && panel + 4 <= panel_end; panel += 4) {
-        tile(gemm, 0, panel, 0, cols, 1, 4, is_bf16);
-    }
-    for (; gemm->count == 2 && panel + 4 <= panel_end; panel += 4) {
-        tile(gemm, 0, panel, 0, cols, 2, 4, is_bf16);
-    }
-    for (; gemm->count == 3 && panel + 4 <= panel_end; panel += 4) {
-        tile(gemm, 0, panel, 0, cols, 3, 4, is_bf16);
-    }
-    for (; gemm->count == 4 && panel + 4 <= panel_end; panel += 4) {
-        tile(gemm, 0, panel, 0, cols, 4, 4, is_bf16);
-    }
-    return panel;
-}
+static const tile_fn wide_tiles[2][4] = {{f32_1x4, f32_2x4, f32_3x4, f32_4x4},
+                                         {bf16_1x4, bf16_2x4, bf16_3x4, bf16_4x4}};
+static const tile_fn widest_tile[2] = {f32_1x8, bf16_1x8};
 
 /* Panels [panel, panel + panels) of all rows, cut along k so that the weights stay in the cache. */
-INLINE void gemm_strip(const struct kernels_gemm *gemm, uint32_t panel, const uint32_t panels,
+static void gemm_strip(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panels,
                        const bool is_bf16) {
     uint32_t cols = gemm->weights->cols;
-    uint32_t tiles = (gemm->count + TILE_ROWS - 1) / TILE_ROWS;
-    uint32_t cols_step = tiles > 1 ? TILE_COLS : cols;
+    uint32_t parts = (gemm->count + TILE_ROWS - 1) / TILE_ROWS;
+    uint32_t cols_step = parts > 1 ? TILE_COLS : cols;
     for (uint32_t first = 0; first < cols; first += cols_step) {
         uint32_t count = cols - first < cols_step ? cols - first : cols_step;
         /* Rows are spread evenly: fourteen are seven and seven, not twelve and a slow pair. */
-        for (uint32_t i = 0; i < tiles; i++) {
-            uint32_t row = (uint32_t)((uint64_t)gemm->count * i / tiles);
-            uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / tiles);
-            tile_rows(gemm, row, row_end - row, panel, first, count, panels, is_bf16);
+        for (uint32_t i = 0; i < parts; i++) {
+            uint32_t row = (uint32_t)((uint64_t)gemm->count * i / parts);
+            uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / parts);
+            tiles[is_bf16][panels - 1][row_end - row - 1](gemm, row, panel, first, count);
         }
     }
 }
 
-INLINE void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end,
+static void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end,
                         const bool is_bf16) {
-    uint32_t panel = gemm_few(gemm, panel_first, panel_end, is_bf16);
+    uint32_t cols = gemm->weights->cols;
+    for (; gemm->count == 1 && panel + 8 <= panel_end; panel += 8) {
+        widest_tile[is_bf16](gemm, 0, panel, 0, cols);
+    }
+    for (; gemm->count >= 1 && gemm->count <= 4 && panel + 4 <= panel_end; panel += 4) {
+        wide_tiles[is_bf16][gemm->count - 1](gemm, 0, panel, 0, cols);
+    }
     for (; panel + 2 <= panel_end; panel += 2) {
         gemm_strip(gemm, panel, 2, is_bf16);
     }
@@ -242,40 +245,43 @@ INLINE void tile_i8(const struct kernels_gemm *gemm, uint32_t row, uint32_t pane
     }
 }
 
-INLINE void tile_rows_i8(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows,
-                         uint32_t panel, uint32_t first, uint32_t end, const uint32_t panels) {
-    switch (rows) {
-    case 1: tile_i8(gemm, row, panel, first, end, 1, panels); break;
-    case 2: tile_i8(gemm, row, panel, first, end, 2, panels); break;
-    case 3: tile_i8(gemm, row, panel, first, end, 3, panels); break;
-    case 4: tile_i8(gemm, row, panel, first, end, 4, panels); break;
-    case 5: tile_i8(gemm, row, panel, first, end, 5, panels); break;
-    case 6: tile_i8(gemm, row, panel, first, end, 6, panels); break;
-    default: break; /* a tile has at most I8_ROWS rows */
+#define TILE_I8(rows_, panels_)                                                                    \
+    static void i8_##rows_##x##panels_(const struct kernels_gemm *gemm, uint32_t row,              \
+                                       uint32_t panel, uint32_t first, uint32_t end) {             \
+        tile_i8(gemm, row, panel, first, end, rows_, panels_);                                     \
     }
-}
+#define TILES_I8(panels_)                                                                          \
+    TILE_I8(1, panels_)                                                                            \
+    TILE_I8(2, panels_)                                                                            \
+    TILE_I8(3, panels_) TILE_I8(4, panels_) TILE_I8(5, panels_) TILE_I8(6, panels_)
+TILES_I8(1)
+TILES_I8(2)
+TILE_I8(1, 4)
+TILE_I8(2, 4)
 
-INLINE void strip_i8(const struct kernels_gemm *gemm, uint32_t panel, const uint32_t panels) {
+/* By panels - 1, by rows - 1. */
+static const tile_fn tiles_i8[2][I8_ROWS] = {{i8_1x1, i8_2x1, i8_3x1, i8_4x1, i8_5x1, i8_6x1},
+                                             {i8_1x2, i8_2x2, i8_3x2, i8_4x2, i8_5x2, i8_6x2}};
+static const tile_fn wide_tiles_i8[2] = {i8_1x4, i8_2x4};
+
+static void strip_i8(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panels) {
     uint32_t groups = kernels_groups(gemm->weights->cols);
-    uint32_t tiles = (gemm->count + I8_ROWS - 1) / I8_ROWS;
-    uint32_t step = tiles > 1 ? I8_GROUPS : groups;
+    uint32_t parts = (gemm->count + I8_ROWS - 1) / I8_ROWS;
+    uint32_t step = parts > 1 ? I8_GROUPS : groups;
     for (uint32_t first = 0; first < groups; first += step) {
         uint32_t end = first + step < groups ? first + step : groups;
-        for (uint32_t i = 0; i < tiles; i++) {
-            uint32_t row = (uint32_t)((uint64_t)gemm->count * i / tiles);
-            uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / tiles);
-            tile_rows_i8(gemm, row, row_end - row, panel, first, end, panels);
+        for (uint32_t i = 0; i < parts; i++) {
+            uint32_t row = (uint32_t)((uint64_t)gemm->count * i / parts);
+            uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / parts);
+            tiles_i8[panels - 1][row_end - row - 1](gemm, row, panel, first, end);
         }
     }
 }
 
 static void gemm_i8(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end) {
     uint32_t groups = kernels_groups(gemm->weights->cols);
-    for (; gemm->count == 1 && panel + 4 <= panel_end; panel += 4) {
-        tile_i8(gemm, 0, panel, 0, groups, 1, 4);
-    }
-    for (; gemm->count == 2 && panel + 4 <= panel_end; panel += 4) {
-        tile_i8(gemm, 0, panel, 0, groups, 2, 4);
+    for (; gemm->count >= 1 && gemm->count <= 2 && panel + 4 <= panel_end; panel += 4) {
+        wide_tiles_i8[gemm->count - 1](gemm, 0, panel, 0, groups);
     }
     for (; panel + 2 <= panel_end; panel += 2) {
         strip_i8(gemm, panel, 2);
@@ -304,7 +310,8 @@ static void avx512_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, u
 /* ---- element by element ---- */
 
 INLINE __mmask16 tail_mask(size_t count) {
-    return count >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << count) - 1);
+    uint32_t lanes = count >= 16 ? 0xffffu : (1u << count) - 1;
+    return (__mmask16)lanes;
 }
 
 /* As avx2.c's, lane by lane. */
