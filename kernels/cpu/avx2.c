@@ -15,8 +15,6 @@
 /* A panel's slice of 256 columns (16 KiB in F32) stays in the first-level cache while all rows
  * pass. Cutting k changes no bit: partial sums are stored and loaded as the same floats. */
 #define TILE_COLS 256u
-/* The processor's own prefetchers stop at each 4 KiB; few streams need one that does not. */
-#define PREFETCH_BYTES 4096
 
 /* ---- helpers ---- */
 

@@ -10,4 +10,7 @@ extern const struct kernels kernels_avx2;
 /* Runs only on a CPU that also has AVX-512 F, DQ and VL. */
 extern const struct kernels kernels_avx512;
 
+/* The product of I8 weights; runs only on a CPU that also has AVX-512 VNNI. */
+void kernels_vnni_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end);
+
 #endif

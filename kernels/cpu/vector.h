@@ -51,4 +51,11 @@ static inline void rows_find(const struct kernels_attention *a, uint32_t first, 
     }
 }
 
+/* A function for each size of tile: inlined into one, they would take a compiler minutes. */
+typedef void (*tile_fn)(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,
+                        uint32_t first, uint32_t count);
+
+/* The processor's own prefetchers stop at each 4 KiB; few streams need one that does not. */
+#define PREFETCH_BYTES 4096
+
 #endif
