@@ -498,6 +498,20 @@ def play_kv_throttled(stage):
     trial.conclude()
 
 
+@scenario("kv-sole-prefill", "the only prefill worker cannot send to one of two decode workers, which so looks idle")
+def play_sole_prefill(stage):
+    trial = stage.world(prefill=1)
+    trial.calm()
+    trial.crowd(6)
+    held = trial.caught([(member(trial, "prefill-1"), member(trial, "decode-1"))])
+    with trial.world.lost(["prefill-1>decode-1/kv"]):
+        trial.free(held, SILENT_S)
+        for _ in range(3):
+            trial.progress(trial.canaries, SILENT_S, "by the other decode worker")
+            time.sleep(3)
+    trial.conclude()
+
+
 # ---- several at once, and again and again
 
 @scenario("flapping", "every link of a decode worker vanishes for 1.5 s and is back for 1.5 s, six times")
