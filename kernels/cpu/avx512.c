@@ -104,8 +104,11 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
     TILE(1, panels_)                                                                               \
     TILE(2, panels_)                                                                               \
     TILE(3, panels_)                                                                               \
-    TILE(4, panels_) TILE(5, panels_) TILE(6, panels_) TILE(7, panels_) TILE(8, panels_)           \
-        TILE(9, panels_) TILE(10, panels_) TILE(11, panels_) TILE(12, panels_)
+    TILE(4, panels_)                                                                               \
+    TILE(5, panels_)                                                                               \
+    TILE(6, panels_)                                                                               \
+    TILE(7, panels_) TILE(8, panels_) TILE(9, panels_) TILE(10, panels_) TILE(11, panels_)         \
+        TILE(12, panels_)
 #define TILE_NAMES(type_, panels_)                                                                 \
     {                                                                                              \
         type_##_1x##panels_, type_##_2x##panels_, type_##_3x##panels_, type_##_4x##panels_,        \
