@@ -100,23 +100,36 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
                                          uint32_t panel, uint32_t first, uint32_t count) {         \
         tile(gemm, row, panel, first, count, rows_, panels_, true);                                \
     }
-#define TILES(panels_)                                                                             \
-    TILE(1, panels_)                                                                               \
-    TILE(2, panels_)                                                                               \
-    TILE(3, panels_)                                                                               \
-    TILE(4, panels_)                                                                               \
-    TILE(5, panels_)                                                                               \
-    TILE(6, panels_)                                                                               \
-    TILE(7, panels_) TILE(8, panels_) TILE(9, panels_) TILE(10, panels_) TILE(11, panels_)         \
-        TILE(12, panels_)
 #define TILE_NAMES(type_, panels_)                                                                 \
     {                                                                                              \
         type_##_1x##panels_, type_##_2x##panels_, type_##_3x##panels_, type_##_4x##panels_,        \
             type_##_5x##panels_, type_##_6x##panels_, type_##_7x##panels_, type_##_8x##panels_,    \
             type_##_9x##panels_, type_##_10x##panels_, type_##_11x##panels_, type_##_12x##panels_  \
     }
-TILES(1)
-TILES(2)
+TILE(1, 1)
+TILE(2, 1)
+TILE(3, 1)
+TILE(4, 1)
+TILE(5, 1)
+TILE(6, 1)
+TILE(7, 1)
+TILE(8, 1)
+TILE(9, 1)
+TILE(10, 1)
+TILE(11, 1)
+TILE(12, 1)
+TILE(1, 2)
+TILE(2, 2)
+TILE(3, 2)
+TILE(4, 2)
+TILE(5, 2)
+TILE(6, 2)
+TILE(7, 2)
+TILE(8, 2)
+TILE(9, 2)
+TILE(10, 2)
+TILE(11, 2)
+TILE(12, 2)
 TILE(1, 8)
 TILE(1, 4)
 TILE(2, 4)

@@ -85,12 +85,18 @@ INLINE void tile_i8(const struct kernels_gemm *gemm, uint32_t row, uint32_t pane
                                        uint32_t panel, uint32_t first, uint32_t end) {             \
         tile_i8(gemm, row, panel, first, end, rows_, panels_);                                     \
     }
-#define TILES_I8(panels_)                                                                          \
-    TILE_I8(1, panels_)                                                                            \
-    TILE_I8(2, panels_)                                                                            \
-    TILE_I8(3, panels_) TILE_I8(4, panels_) TILE_I8(5, panels_) TILE_I8(6, panels_)
-TILES_I8(1)
-TILES_I8(2)
+TILE_I8(1, 1)
+TILE_I8(2, 1)
+TILE_I8(3, 1)
+TILE_I8(4, 1)
+TILE_I8(5, 1)
+TILE_I8(6, 1)
+TILE_I8(1, 2)
+TILE_I8(2, 2)
+TILE_I8(3, 2)
+TILE_I8(4, 2)
+TILE_I8(5, 2)
+TILE_I8(6, 2)
 TILE_I8(1, 4)
 TILE_I8(2, 4)
 
