@@ -22,6 +22,12 @@ SHORT = ["--timer-beat", "250ms", "--timer-lease", "1500ms", "--timer-admit", "1
 TWO_LEGS = ["--disaggregate-above", "0"]
 
 
+def ended_badly(member):
+    """Entries that ended in another way than well."""
+    metrics = Metrics(member)
+    return sum(metrics.sum("baton_entries_terminal_total", outcome=outcome) for outcome in ("failed", "aborted"))
+
+
 class Clusters(Case):
     def references(self, requests):
         """The answers of a decode worker that does everything itself, with nobody else there."""
@@ -272,12 +278,13 @@ class Identity(Clusters):
         with client(made) as each, client(made) as other:
             for turn, how in enumerate(("killed", "stopped")):
                 with self.subTest(how=how):
-                    failed = Metrics(decode).sum("baton_entries_terminal_total", outcome="failed")
+                    before = ended_badly(decode)
                     stream, victim = self.in_mid_transfer(made, each, requests[turn], "victim")
                     victim.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
                     try:
-                        until("the decode worker is told", lambda failed=failed: Metrics(decode).sum(
-                            "baton_entries_terminal_total", outcome="failed") > failed, (0 if how == "killed" else 2) + 1 + ROOM_S)
+                        # By its own session's end, or by the router, whichever notices first.
+                        until("the decode worker is told", lambda before=before: ended_badly(decode) > before,
+                              (0 if how == "killed" else 2) + 1 + ROOM_S)
                         # The same decode worker, another attempt; and somebody else with the same prefix meanwhile.
                         cousin = other.generate(cousins[turn])
                         answer = collect(stream)
