@@ -390,11 +390,10 @@ static void test_a_thousand_garbage_connections_leak_no_descriptor(void **state)
         assert_int_equal(close(fd), 0);
     }
     deadline = soon();
-    while (admin_connections(admin) > 0) {
+    while (admin_connections(admin) > 0 || descriptors() != before) { /* some wait to be accepted */
         assert_false(instant_reached(clock_now(), deadline));
         (void)poll(NULL, 0, 5);
     }
-    assert_int_equal(descriptors(), before);
     assert_contains(ask(admin, "GET /livez HTTP/1.0\r\n\r\n"), "ok alive\n");
     stop(admin);
 }
