@@ -39,12 +39,20 @@ def default_build():
     return os.environ.get("BATON_BUILD") or os.path.join(ROOT, "build")
 
 
+handed_out = set()  # ports that a program of ours may still be about to take
+
+
 def free_port():
     for _ in range(1000):
         port = random.randrange(*PORTS)
+        if port in handed_out:
+            continue
         with contextlib.closing(socket.socket()) as probe:
             try:
                 probe.bind((HOST, port))
+                if len(handed_out) > (PORTS[1] - PORTS[0]) // 4:
+                    handed_out.clear()
+                handed_out.add(port)
                 return port
             except OSError:
                 continue
