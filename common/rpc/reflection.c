@@ -226,14 +226,12 @@ static void send_error(struct rpc_reflection *reflection, struct rpc_call_id cal
                        Grpc__Reflection__V1__ServerReflectionResponse *response, enum rpc_code code,
                        const char *format, const char *name) {
     char text[NAME_CAP + 128];
-    size_t shown = strlen(name) < NAME_SHOWN ? strlen(name) : NAME_SHOWN;
-    while (shown > 0 && ((uint8_t)name[shown] & 0xc0) == 0x80) {
-        shown--; /* whole characters only: the reply's texts are UTF-8 */
-    }
+    char shown[NAME_SHOWN + 1];
+    text_copy(shown, sizeof shown, name);
     struct writer writer;
     writer_init(&writer, text, sizeof text - 1);
     writer_text(&writer, format);
-    writer_printf(&writer, "%.*s", (int)shown, name);
+    writer_text(&writer, shown);
     text[writer.len] = '\0';
     Grpc__Reflection__V1__ErrorResponse error = GRPC__REFLECTION__V1__ERROR_RESPONSE__INIT;
     error.error_code = (int32_t)code;
