@@ -115,8 +115,10 @@ static enum status refuse_windows(const struct reader *reader) {
     if (status != STATUS_OK || types == NULL) {
         return status;
     }
-    size_t count = json_array_size(types);
-    for (size_t i = 0; i < count; i++) {
+    if (!json_is_array(types)) {
+        return fail(reader->error, STATUS_INVALID, "%s: layer_types must be a list", reader->file);
+    }
+    for (size_t i = 0; i < json_array_size(types); i++) {
         const char *type = json_string_value(json_array_get(types, i));
         if (type == NULL || strcmp(type, "full_attention") != 0) {
             return fail(reader->error, STATUS_UNSUPPORTED,

@@ -470,6 +470,7 @@ static void test_a_configuration_that_is_wrong_is_refused_by_name(void **state) 
         {"use_sliding_window", "true", STATUS_UNSUPPORTED, "use_sliding_window true"},
         {"layer_types", "[\"sliding_attention\"]", STATUS_UNSUPPORTED, "\"sliding_attention\""},
         {"layer_types", "[3]", STATUS_UNSUPPORTED, "layer_types"},
+        {"layer_types", "\"sliding_attention\"", STATUS_INVALID, "layer_types must be a list"},
         {"attention_bias", "true", STATUS_UNSUPPORTED, "attention_bias true"},
         {"mlp_bias", "true", STATUS_UNSUPPORTED, "mlp_bias true"},
         {"mlp_bias", "1", STATUS_INVALID, "mlp_bias"},
