@@ -131,7 +131,6 @@ struct router_suspect {
     struct instant until;
 };
 
-/* Of clients' requests only. */
 /* Requests of one model that wait to be placed, first come first served. */
 struct router_lane {
     uint64_t model_hash;
@@ -139,6 +138,7 @@ struct router_lane {
     struct link link; /* in parked.lanes or lanes_free */
 };
 
+/* Of clients' requests only. */
 struct router_stats {
     uint64_t retries[CAUSE_COUNT];
     uint64_t resumes_ok; /* resumed streams that went on */

@@ -142,9 +142,8 @@ void fleet_session_over(struct router_core *core, struct session *session) {
     }
     const struct core_timers *timers = &core->node.config.timers;
     worker->session = ROUTER_NONE;
-    if (session->number != 0) {
-        worker->gone_since =
-            core->node.now; /* it was live: an attempt in vain is no sign of life */
+    if (session->number != 0) { /* it was live: an attempt in vain is no sign of life */
+        worker->gone_since = core->node.now;
     }
     if (session->is_other_life) {
         /* Its own address says that it is gone: that is better than discovery's word. */

@@ -34,10 +34,10 @@ uint32_t checkpoint_count(const struct checkpoint *checkpoint);
 /* In order of name. */
 const struct checkpoint_tensor *checkpoint_at(const struct checkpoint *checkpoint, uint32_t index);
 /* NULL if there is none of that name. */
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint,
+                                                const char *name);
 /* The index of a tensor that checkpoint_find returned. */
 uint32_t checkpoint_index(const struct checkpoint *checkpoint,
                           const struct checkpoint_tensor *tensor);
-const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint,
-                                                const char *name);
 
 #endif

@@ -645,9 +645,8 @@ enum status wire_session_decode(struct bytes bytes, struct wire_arena *arena, st
     if (envelope->message_case == BATON__PEER__V1__ENVELOPE__MESSAGE__NOT_SET) {
         return unpacked->n_unknown_fields > 0 ? STATUS_UNSUPPORTED : STATUS_CORRUPT;
     }
-    struct message message;
-    memset(&message, 0,
-           sizeof message); /* the whole union: an initialiser promises only its first member */
+    struct message message; /* all of its union: an initialiser promises only the first member */
+    memset(&message, 0, sizeof message);
     message.kind = (enum message_kind)envelope->message_case;
     if (!decode_envelope(envelope, &message) || !message_is_valid(&message)) {
         return STATUS_CORRUPT;

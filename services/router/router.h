@@ -3,7 +3,7 @@
  *   client.c   one Generate or Tokenize call: its inbox, its text, its one end
  *   text.c     the text threads, which turn bytes into tokens and tokens into bytes
  *   models.c   which tokenizers there are; fetch.c gets them from workers
- *   calls.c    Abort and ListModels; peers.c knows the other routers, for Abort of a session
+ *   calls.c    Abort and ListModels; peers.c knows the other routers, for Abort
  *   canary.c   the router's own requests, which show that requests complete
  *   report.c   metrics, /debug/workers, reasons not to be ready
  *   service.c  the public server, discovery, effects, life
