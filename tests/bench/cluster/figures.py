@@ -96,18 +96,40 @@ def slope(points):
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
 
 
-class Terminals:
+class Sampler:
+    """Calls take() again and again, and once at each end, while it is used as a with block."""
+
+    def __init__(self, every):
+        self.every = every
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        while not self.stopping.wait(self.every):
+            self.take()
+
+    def __enter__(self):
+        self.take()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *unused):
+        self.stopping.set()
+        self.thread.join()
+        self.take()
+
+
+class Terminals(Sampler):
     """Collects the terminals of all programs, by request id, while it is used as a with block.
 
     Always as many at once: a longer answer takes more memory, which would pass for a leak."""
 
     def __init__(self, made, prefix, every=1.0):
-        self.made, self.prefix, self.every = made, prefix, every
+        super().__init__(every)
+        self.made, self.prefix = made, prefix
         self.by_label = {}
         self.seen = {}  # program -> terminals_total
         self.missed = 0
-        self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self.run, daemon=True)
 
     def take(self):
         for member in programs(self.made):
@@ -126,20 +148,6 @@ class Terminals:
                         each["program"], each["role"] = member.id, member.role
                         self.by_label.setdefault(each["label"], []).append(each)
             self.seen[member.id] = total
-
-    def run(self):
-        while not self.stopping.wait(self.every):
-            self.take()
-
-    def __enter__(self):
-        self.take()
-        self.thread.start()
-        return self
-
-    def __exit__(self, *unused):
-        self.stopping.set()
-        self.thread.join()
-        self.take()
 
 
 def cpu_seconds(member):
@@ -189,34 +197,19 @@ def table(rows):
     sys.stdout.flush()
 
 
-class Footprint:
+class Footprint(Sampler):
     """Memory and descriptors of every program, sampled while it is used as a with block."""
 
     def __init__(self, made, count, every=1.0):
         """count(): how much was done so far, the x of the slope."""
-        self.made, self.count, self.every = made, count, every
+        super().__init__(every)
+        self.made, self.count = made, count
         self.samples = {each: [] for each in programs(made)}
-        self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self.run, daemon=True)
 
     def take(self):
         done = self.count()
         for each, samples in self.samples.items():
             samples.append((done, resident_kib(each), descriptors(each)))
-
-    def run(self):
-        while not self.stopping.wait(self.every):
-            self.take()
-
-    def __enter__(self):
-        self.take()
-        self.thread.start()
-        return self
-
-    def __exit__(self, *unused):
-        self.stopping.set()
-        self.thread.join()
-        self.take()
 
     def report(self, figures, unit, bytes_bound, descriptors_bound, judges_memory=True):
         """A line a program; the bounds are for bytes of a unit's slope, and descriptors more at rest than before."""
