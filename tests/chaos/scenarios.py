@@ -381,17 +381,11 @@ def play_slow_readers(stage):
     trial.conclude()
 
 
-@scenario("burst", "eight times as many of the largest requests at once as the pools hold: none fails")
-def play_burst(stage):
-    trial = stage.world(honest=set(), arguments={
-        "prefill": ["--step-tokens", "512", "--timer-step", "1s"], "decode": [], "workers": [
-            "--kv-tokens", "2048", "--link", "tcp", "--test-verify"]})
-    trial.calm()
-    count = 8 * 2 * (2048 // 16 // 30)
+def all_are_answered(trial, count, max_tokens):
+    """So many requests of the longest prompt at once: they go on, one after the other at the least, and none fails."""
     with Client(trial.world.routers()[0].address("grpc")) as each, concurrent.futures.ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(each.generate, make_request(filler(380, 100 + index), max_tokens=100, ignore_eos=True), 120)
+        futures = [pool.submit(each.generate, make_request(filler(380, 100 + index), max_tokens=max_tokens, ignore_eos=True), 120)
                    for index in range(count)]
-        began = time.monotonic()
         while not all(future.done() for future in futures):
             done = sum(future.done() for future in futures)
             trial.until("PROG", lambda done=done: f"more than {done} of {count} are answered", lambda done=done: sum(
@@ -401,7 +395,18 @@ def play_burst(stage):
         for future in futures:
             error = future.exception()
             trial.check("ONE", error is None, lambda error=error: f"{getattr(error, 'details', lambda: error)()}")
-        trial.note(f"{count} requests in {time.monotonic() - began:.1f} s")
+
+
+@scenario("burst", "eight times as many of the largest requests at once as the pools hold: none fails")
+def play_burst(stage):
+    trial = stage.world(honest=set(), arguments={
+        "prefill": ["--step-tokens", "512", "--timer-step", "1s"], "decode": [], "workers": [
+            "--kv-tokens", "2048", "--link", "tcp", "--test-verify"]})
+    trial.calm()
+    count = 8 * 2 * (2048 // 16 // 30)
+    began = time.monotonic()
+    all_are_answered(trial, count, 100)
+    trial.note(f"{count} requests in {time.monotonic() - began:.1f} s")
     trial.conclude()
 
 
@@ -411,18 +416,7 @@ def play_tiny(stage):
         "prefill": ["--step-tokens", "512"], "decode": [], "workers": [
             "--kv-tokens", "512", "--link", "tcp", "--test-verify"]})
     trial.calm()
-    with Client(trial.world.routers()[0].address("grpc")) as each, concurrent.futures.ThreadPoolExecutor(50) as pool:
-        futures = [pool.submit(each.generate, make_request(filler(380, 100 + index), max_tokens=30, ignore_eos=True), 120)
-                   for index in range(50)]
-        while not all(future.done() for future in futures):
-            done = sum(future.done() for future in futures)
-            trial.until("PROG", lambda done=done: f"more than {done} of 50 are answered", lambda done=done: sum(
-                future.done() for future in futures) > done, 15)
-            if trial.failed:
-                break
-        for future in futures:
-            error = future.exception()
-            trial.check("ONE", error is None, lambda error=error: f"{getattr(error, 'details', lambda: error)()}")
+    all_are_answered(trial, 50, 30)
     trial.conclude()
 
 
