@@ -36,7 +36,7 @@ static void bed_send(struct bed *bed, const struct message *message, uint64_t st
 static void bed_wait(struct bed *bed, int64_t ms) {
     for (int64_t left = ms; left > 0; left -= TICK_MS) {
         bed->now += TICK_MS * 1000000ll;
-        for (uint32_t i = 0; i < 8; i++) {
+        for (uint32_t i = 0; i < bed->core.node.config.sessions_max; i++) {
             const struct session *session = &bed->core.node.sessions[i];
             struct message beat = {.kind = MESSAGE_BEAT};
             struct event mail = bed_mail(&beat, session->stream.v);
@@ -54,7 +54,8 @@ static void bed_wait(struct bed *bed, int64_t ms) {
     }
 }
 
-static void bed_worker(struct bed *bed, enum role role, uint64_t incarnation, uint64_t stream) {
+/* A worker of the model "m", at an address of its own. */
+static struct worker_info bed_info(enum role role, uint64_t incarnation) {
     struct worker_info info = {.incarnation = {incarnation},
                                .role = role,
                                .layout = digest,
@@ -65,23 +66,33 @@ static void bed_worker(struct bed *bed, enum role role, uint64_t incarnation, ui
                                .model = "m",
                                .id = "w"};
     (void)snprintf(info.address, ADDRESS_MAX, "w:%llu", (unsigned long long)incarnation);
+    return info;
+}
+
+static void bed_seen(struct bed *bed, const struct worker_info *info) {
     struct event seen = {.kind = EVENT_WORKER_SEEN};
-    seen.u.worker_seen.info = &info;
+    seen.u.worker_seen.info = info;
     bed_step(bed, &seen);
+}
+
+static void bed_worker(struct bed *bed, enum role role, uint64_t incarnation, uint64_t stream) {
+    struct worker_info info = bed_info(role, incarnation);
+    bed_seen(bed, &info);
     struct message message;
     struct event hello = bed_hello(&message, stream, role, incarnation, digest);
     bed_step(bed, &hello);
 }
 
-static struct bed *bed_create(bool has_workers) {
+/* size: sessions, requests and workers at most. */
+static struct bed *bed_create_of(uint32_t size, bool has_workers) {
     struct bed *bed = calloc(1, sizeof *bed);
     assert_non_null(bed);
     struct router_config config = {.node = {.role = ROLE_ROUTER,
                                             .incarnation = {9},
-                                            .sessions_max = 8,
+                                            .sessions_max = size,
                                             .timers = timers_default()},
-                                   .requests_max = 8,
-                                   .workers_max = 8,
+                                   .requests_max = size,
+                                   .workers_max = size,
                                    .words_max = 4096,
                                    .secret = {1, 2}};
     bed->memory = bed_memory(router_bytes(&config));
@@ -92,6 +103,10 @@ static struct bed *bed_create(bool has_workers) {
         bed_worker(bed, ROLE_PREFILL, 600, PREFILL);
     }
     return bed;
+}
+
+static struct bed *bed_create(bool has_workers) {
+    return bed_create_of(8, has_workers);
 }
 
 static void bed_destroy(struct bed *bed) {
@@ -609,17 +624,8 @@ static void test_a_worker_that_appears_in_time_serves_who_waited(void **state) {
     (void)state;
     struct bed *bed = bed_create(false);
     apply_open(bed);
-    struct worker_info info = {.incarnation = {500},
-                               .role = ROLE_DECODE,
-                               .layout = digest,
-                               .vocab = 100,
-                               .context = 64,
-                               .kv_tokens = 256,
-                               .model = "m"};
-    text_copy(info.address, ADDRESS_MAX, "w:1");
-    struct event seen = {.kind = EVENT_WORKER_SEEN};
-    seen.u.worker_seen.info = &info;
-    bed_step(bed, &seen);
+    struct worker_info info = bed_info(ROLE_DECODE, 500);
+    bed_seen(bed, &info);
     assert_string_equal(bed->text, "stream_open hello tokenize");
     bed_destroy(bed);
 }
@@ -679,18 +685,9 @@ static void test_mass_deletion_in_etcd_stops_nothing_that_has_a_session(void **s
 
 /* The dead life of a worker, and its next one at the same address. */
 static void bed_lists(struct bed *bed, uint64_t incarnation) {
-    struct worker_info info = {.incarnation = {incarnation},
-                               .role = ROLE_DECODE,
-                               .layout = digest,
-                               .vocab = 100,
-                               .context = 64,
-                               .kv_tokens = 256,
-                               .page_tokens = 4,
-                               .model = "m",
-                               .address = "w:1"};
-    struct event seen = {.kind = EVENT_WORKER_SEEN};
-    seen.u.worker_seen.info = &info;
-    bed_step(bed, &seen);
+    struct worker_info info = bed_info(ROLE_DECODE, incarnation);
+    text_copy(info.address, ADDRESS_MAX, "w:1");
+    bed_seen(bed, &info);
 }
 
 static uint32_t bed_count(const struct effects *out, enum effect_kind kind) {
@@ -816,12 +813,7 @@ static void test_a_crowd_that_waited_for_the_first_worker_is_tokenized_to_the_la
         open.u.client_open.session_label = "";
         router_core_step(core, &open, (struct instant){now}, out);
     }
-    struct worker_info info = {.incarnation = {500},
-                               .role = ROLE_DECODE,
-                               .context = 64,
-                               .vocab = 100,
-                               .model = "m",
-                               .address = "w:1"};
+    struct worker_info info = bed_info(ROLE_DECODE, 500);
     struct event seen = {.kind = EVENT_WORKER_SEEN};
     seen.u.worker_seen.info = &info;
     crowd_step(core, &seen, out, &now);
@@ -840,21 +832,12 @@ static void test_a_crowd_that_waited_for_the_first_worker_is_tokenized_to_the_la
 /* The models of waiting requests, more than any turn looks at in one go. */
 static void test_a_model_with_room_is_served_though_many_others_wait(void **state) {
     (void)state;
-    struct bed *bed = bed_create(false);
-    uint32_t models = 7;
+    struct bed *bed = bed_create_of(16, false);
+    uint32_t models = 11;
     for (uint32_t i = 0; i <= models; i++) {
-        struct worker_info info = {.incarnation = {500 + i},
-                                   .role = ROLE_DECODE,
-                                   .layout = digest,
-                                   .vocab = 100,
-                                   .context = 64,
-                                   .kv_tokens = 256,
-                                   .page_tokens = 4};
+        struct worker_info info = bed_info(ROLE_DECODE, 500 + i);
         (void)snprintf(info.model, LABEL_MAX, "m%u", i);
-        (void)snprintf(info.address, ADDRESS_MAX, "w:%u", i);
-        struct event seen = {.kind = EVENT_WORKER_SEEN};
-        seen.u.worker_seen.info = &info;
-        bed_step(bed, &seen);
+        bed_seen(bed, &info);
     }
     for (uint32_t i = 0; i <= models; i++) {
         char model[LABEL_MAX];
@@ -882,17 +865,8 @@ static void test_a_record_that_changes_a_workers_role_is_not_believed(void **sta
     (void)state;
     struct bed *bed = bed_create(false);
     bed_worker(bed, ROLE_PREFILL, 600, DECODE);
-    struct worker_info info = {.incarnation = {600},
-                               .role = ROLE_DECODE,
-                               .layout = digest,
-                               .vocab = 100,
-                               .context = 64,
-                               .kv_tokens = 256,
-                               .page_tokens = 4,
-                               .model = "m"};
-    struct event seen = {.kind = EVENT_WORKER_SEEN};
-    seen.u.worker_seen.info = &info;
-    bed_step(bed, &seen);
+    struct worker_info info = bed_info(ROLE_DECODE, 600);
+    bed_seen(bed, &info);
     apply_open(bed);
     apply_tokenized(bed);
     assert_string_equal(bed->text, ""); /* no Admit on a session to a prefill worker */
