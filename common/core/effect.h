@@ -87,7 +87,8 @@ struct effect {
             /* for people: where it ran; "" = nowhere */
             const char *decode_label;
             const char *prefill_label;
-            uint64_t kv_bytes; /* that crossed from prefill to decode */
+            uint64_t kv_bytes;      /* that crossed from prefill to decode */
+            uint64_t kv_exposed_us; /* of it not hidden by computing; 0 = nobody said */
             uint32_t attempts;
             struct span queued; /* accepted -> placed, the first time */
             struct span ttft;   /* accepted -> first token; 0 = none came */

@@ -142,6 +142,7 @@ struct event {
             const struct step_result *results;
             uint32_t count;
             struct span elapsed;
+            struct instant ended; /* when the engine was through, on the core's clock */
         } step_done;
         struct {
             struct slot_id slot;

@@ -169,7 +169,8 @@ struct message {
             struct attempt_id attempt;
             enum outcome outcome;
             enum cause cause;
-            uint64_t bytes; /* KV bytes handed to the link for this attempt */
+            uint64_t bytes;      /* KV bytes handed to the link for this attempt */
+            uint64_t exposed_us; /* OK: KV time that computing did not hide; 0 = not told */
         } prefill_end;
         struct {
             struct slot_id slot;

@@ -100,6 +100,7 @@ struct terminal {
     struct instant at;
     struct span age;
     struct span freeing; /* outcome decided -> memory back; ledger_end fills it in */
+    struct span exposed; /* P, committed: KV time that computing did not hide; else 0 */
     uint8_t state;       /* it was in when its outcome was decided */
     uint8_t outcome;
     uint8_t cause;

@@ -160,7 +160,8 @@ static void prefill_settle(struct prefill_core *core, struct prefill_entry *entr
                                 .age = instant_since(core->node.now, entry->since),
                                 .state = entry->decided_in,
                                 .outcome = (uint8_t)entry->outcome,
-                                .cause = (uint8_t)entry->cause};
+                                .cause = (uint8_t)entry->cause,
+                                .exposed = entry->exposed};
     text_copy(terminal.label, sizeof terminal.label, entry->label);
     ledger_end(&core->node, entry->state, &terminal, instant_since(core->node.now, entry->decided));
     pool_free(&core->ids, entry->id);
@@ -193,6 +194,9 @@ static void prefill_decide(struct prefill_core *core, struct prefill_entry *entr
     end->u.prefill_end.outcome = outcome;
     end->u.prefill_end.cause = cause;
     end->u.prefill_end.bytes = entry->bytes_handed;
+    if (outcome == OUTCOME_OK) {
+        end->u.prefill_end.exposed_us = (uint64_t)(entry->exposed.ns + 999) / 1000;
+    }
     if (outcome != OUTCOME_OK && cause != CAUSE_PEER_REFUSED && entry->is_open_sent) {
         struct message *abort = node_send(&core->node, peer, MESSAGE_ABORT_SLOT, out);
         abort->u.refuse.slot = entry->slot;
@@ -398,7 +402,9 @@ static void prefill_commit(struct prefill_core *core, struct session *session,
         node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
         return;
     }
-    histogram_add(&core->exposed, instant_since(core->node.now, entry->state_since));
+    struct span after = instant_since(core->node.real, entry->computed_at);
+    entry->exposed.ns += after.ns > 1 ? after.ns : 1; /* told as 0 it would pass for unknown */
+    histogram_add(&core->exposed, entry->exposed);
     prefill_decide(core, entry, OUTCOME_OK, CAUSE_DONE, out);
 }
 
@@ -534,9 +540,12 @@ static void prefill_send(struct prefill_core *core, struct prefill_entry *entry,
     core->bytes_sent += bytes;
 }
 
-/* Everything is computed and handed over: announce the total and wait for D's word. */
+/* Everything is computed, since computed_at, and handed over: announce the total and wait for D's
+ * word. */
 static void prefill_finish(struct prefill_core *core, struct prefill_entry *entry,
-                           struct effects *out) {
+                           struct instant computed_at, struct effects *out) {
+    entry->computed_at = computed_at;
+    entry->exposed.ns = core->held.ns - entry->held_before.ns;
     struct session *peer = &core->node.sessions[entry->peer];
     struct message *fin = node_send(&core->node, peer, MESSAGE_FIN, out);
     fin->u.fin.slot = entry->slot;
@@ -574,7 +583,8 @@ static void prefill_layer_done(struct prefill_core *core, const struct event *ev
 }
 
 static void prefill_step_row(struct prefill_core *core, struct prefill_entry *entry,
-                             const struct plan_row *row, struct effects *out) {
+                             const struct plan_row *row, struct instant ended,
+                             struct effects *out) {
     /* Layers whose notice did not come go now: a lost notice costs overlap, nothing else. */
     prefill_send(core, entry, entry->component_next,
                  core->config.layout->component_count - entry->component_next, row->position,
@@ -585,7 +595,7 @@ static void prefill_step_row(struct prefill_core *core, struct prefill_entry *en
     pages_index(&core->pages, prefill_tokens(core, entry), prefill_pages(core, entry), 0,
                 entry->computed / core->config.layout->page_tokens);
     if (entry->computed == entry->end) {
-        prefill_finish(core, entry, out);
+        prefill_finish(core, entry, ended, out);
     }
 }
 
@@ -611,7 +621,7 @@ static void prefill_step_done(struct prefill_core *core, const struct event *eve
         } else if (!is_ok) {
             prefill_decide(core, entry, OUTCOME_FAILED, CAUSE_STEP_FAILED, out);
         } else {
-            prefill_step_row(core, entry, &core->rows[i], out);
+            prefill_step_row(core, entry, &core->rows[i], event->u.step_done.ended, out);
         }
     }
 }
@@ -635,10 +645,11 @@ static bool prefill_start(struct prefill_core *core, struct prefill_entry *entry
     core->tokens_cached += entry->computed;
     list_remove(&core->ready, QUEUE_LINKS(core), at);
     list_push_back(&core->active, QUEUE_LINKS(core), at);
+    entry->held_before = core->held;
     prefill_move(core, entry, PREFILL_COMPUTING);
     prefill_send(core, entry, 0, core->config.layout->component_count, 0, entry->computed, out);
     if (entry->computed == entry->end) {
-        prefill_finish(core, entry, out);
+        prefill_finish(core, entry, core->node.real, out);
     }
     return true;
 }
@@ -679,8 +690,20 @@ static void prefill_start_queued(struct prefill_core *core, struct effects *out)
     }
 }
 
+/* Whether outstanding sends keep the next step back, and for how long they have done so. */
+static bool prefill_is_held(struct prefill_core *core) {
+    bool is_held = core->sends > core->config.sends_high;
+    if (core->held_since.ns != 0 && !is_held) {
+        core->held.ns += instant_since(core->node.real, core->held_since).ns;
+        core->held_since.ns = 0;
+    } else if (core->held_since.ns == 0 && is_held) {
+        core->held_since = core->node.real;
+    }
+    return is_held;
+}
+
 static void prefill_plan(struct prefill_core *core, struct effects *out) {
-    if (core->is_stepping || core->sends > core->config.sends_high || effects_room(out) < 128) {
+    if (core->is_stepping || prefill_is_held(core) || effects_room(out) < 128) {
         return;
     }
     prefill_start_queued(core, out);
@@ -983,6 +1006,8 @@ void prefill_verify(const struct prefill_core *core) {
         CHECK(entry->state != PREFILL_QUEUED ||
               (prefill_operations(entry) == 0 && entry->page_count == 0));
         CHECK(!entry->is_in_step || entry->state != PREFILL_SENT);
+        CHECK(entry->state != PREFILL_SENT ||
+              (entry->computed_at.ns <= core->node.real.ns && entry->exposed.ns >= 0));
         CHECK_OP(entry->computed, <=, entry->end);
     }
     uint64_t held = 0;
@@ -995,6 +1020,7 @@ void prefill_verify(const struct prefill_core *core) {
     CHECK_OP(pending, ==, core->opens_pending);
     CHECK_OP(backlog, ==, core->backlog_tokens);
     CHECK_OP(core->is_stepping ? core->plan.row_count : 0, ==, in_step);
+    CHECK(!core->is_stepping || core->held_since.ns == 0);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
     CHECK_OP(core->words.taken, ==, core->node.ledger.live);
     pages_verify(&core->pages);

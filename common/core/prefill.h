@@ -71,6 +71,9 @@ struct prefill_entry {
     struct instant deadline;
     struct instant moved; /* when a send last ended, or the first began */
     struct instant decided;
+    struct instant computed_at; /* SENT: when computing had ended */
+    struct span held_before;    /* core's `held` when computing started */
+    struct span exposed;        /* see the core's; known with Commit */
     uint64_t bytes_handed;
     char label[LABEL_MAX];
 };
@@ -102,7 +105,12 @@ struct prefill_core {
     uint64_t tokens_computed;
     uint64_t tokens_cached;
     uint64_t bytes_sent;
-    struct histogram exposed; /* last step done -> Commit: KV time that compute did not hide */
+    struct instant held_since; /* sends keep the next step back since then; 0 = they do not */
+    struct span held;          /* all such time so far */
+    /* KV time of a request that computing did not hide: what steps were held back by outstanding
+     * sends while it computed, and from the engine's end of its last step to D's Commit. All on
+     * this one clock, so it is never less than the truth and at most Commit's way here more. */
+    struct histogram exposed;
     uint64_t *out_ids;
     uint32_t out_ids_used;
     uint8_t address[WORKER_ADDRESS_MAX];

@@ -307,6 +307,7 @@ static void request_answer(struct router_core *core, struct request *request,
     effect->u.answer.decode_label = request->decode_label;
     effect->u.answer.prefill_label = request->prefill_label;
     effect->u.answer.kv_bytes = request->kv_bytes;
+    effect->u.answer.kv_exposed_us = request->kv_exposed_us;
     effect->u.answer.attempts = request->attempt_number;
     if (request->first_placed.ns != 0) {
         effect->u.answer.queued = instant_since(request->first_placed, request->since);
@@ -479,6 +480,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
     list_push_back(&session->entries, DECODE_LINKS(core), request_index(core, request));
     text_copy(request->decode_label, LABEL_MAX, worker->info.id);
     request->prefill_label[0] = '\0';
+    request->kv_exposed_us = 0;
     struct message *admit = node_send(&core->node, session, MESSAGE_ADMIT, out);
     admit->u.admit.attempt = request->attempt;
     admit->u.admit.tokens = request_tokens(core, request);
@@ -839,6 +841,7 @@ static void router_prefill_mail(struct router_core *core, struct session *sessio
         }
     } else if (message->u.prefill_end.outcome == OUTCOME_OK) {
         request->kv_bytes = message->u.prefill_end.bytes;
+        request->kv_exposed_us = message->u.prefill_end.exposed_us;
         leg_end_prefill(core, request);
     } else {
         request_prefill_lost(core, request, message->u.prefill_end.cause, out);

@@ -100,6 +100,7 @@ struct request {
     uint32_t cached_first; /* of the first admitted attempt, for usage */
     bool has_cached_first;
     uint64_t kv_bytes;
+    uint64_t kv_exposed_us; /* of the present attempt; 0 = P has not said */
     enum outcome outcome;
     enum cause cause;
     uint8_t decided_in;

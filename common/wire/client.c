@@ -136,6 +136,9 @@ static bool trace_take(const Baton__V1__Trace *from, struct public_trace *to) {
     to->queue_ms = from->queue_ms;
     to->ttft_ms = from->ttft_ms;
     to->total_ms = from->total_ms;
+    to->has_kv_exposed =
+        from->set_kv_exposed_case == BATON__V1__TRACE__SET_KV_EXPOSED_KV_EXPOSED_MS;
+    to->kv_exposed_ms = to->has_kv_exposed ? from->kv_exposed_ms : 0;
     return label_take(from->prefill_worker, to->prefill_worker) &&
            label_take(from->decode_worker, to->decode_worker);
 }

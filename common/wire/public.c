@@ -323,6 +323,10 @@ enum status public_generate_reply_encode(const struct public_generate_reply *rep
         trace.queue_ms = reply->trace.queue_ms;
         trace.ttft_ms = reply->trace.ttft_ms;
         trace.total_ms = reply->trace.total_ms;
+        if (reply->trace.has_kv_exposed) {
+            trace.set_kv_exposed_case = BATON__V1__TRACE__SET_KV_EXPOSED_KV_EXPOSED_MS;
+            trace.kv_exposed_ms = reply->trace.kv_exposed_ms;
+        }
         message.trace = &trace;
     }
     enum status status = wire_pack(&message.base, out);

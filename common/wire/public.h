@@ -94,6 +94,8 @@ struct public_trace {
     float queue_ms;    /* until it was placed on a pair */
     float ttft_ms;     /* until the first token, as the router saw it */
     float total_ms;
+    bool has_kv_exposed;
+    float kv_exposed_ms; /* KV time that computing the prompt did not hide */
 };
 
 struct public_generate_reply {

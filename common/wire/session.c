@@ -276,6 +276,7 @@ static enum status encode_prefill_end(const struct message *message,
     end.outcome = message->u.prefill_end.outcome;
     end.cause = message->u.prefill_end.cause;
     end.bytes = message->u.prefill_end.bytes;
+    end.exposed_us = message->u.prefill_end.exposed_us;
     envelope->prefill_end = &end;
     return wire_pack(&envelope->base, out);
 }
@@ -545,6 +546,7 @@ static bool decode_prefill(const Baton__Peer__V1__Prefill *prefill, struct messa
 static bool decode_prefill_end(const Baton__Peer__V1__PrefillEnd *end, struct message *out) {
     out->u.prefill_end.attempt.v = end->attempt;
     out->u.prefill_end.bytes = end->bytes;
+    out->u.prefill_end.exposed_us = end->exposed_us;
     return outcome_take(end->outcome, &out->u.prefill_end.outcome) &&
            cause_take(end->cause, &out->u.prefill_end.cause);
 }

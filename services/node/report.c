@@ -654,6 +654,9 @@ static void put_terminals(struct buffer *body, const struct entries_query *query
         put_text(body, "state", query->shell->core.state_name(each->state));
         put_text(body, "outcome", outcome_name((enum outcome)each->outcome));
         put_text(body, "cause", cause_name((enum cause)each->cause));
+        if (each->exposed.ns > 0) {
+            buffer_printf(body, ",\"kv_exposed_us\":%lld", (long long)(each->exposed.ns / 1000));
+        }
         /* at_us: the monotonic clock, which all programs of a host share. */
         buffer_printf(body, ",\"age_ms\":%lld,\"ago_ms\":%lld,\"freeing_us\":%lld,\"at_us\":%lld}",
                       (long long)span_to_ms(each->age), since_ms(query->now, each->at),

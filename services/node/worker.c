@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "kvlink/kvlink.h"
 #include "rpc/rpc.h"
+#include "runtime/clock.h"
 #include "runtime/log.h"
 #include "runtime/metrics.h"
 #include "runtime/random.h"
@@ -113,6 +114,7 @@ static void on_layer(void *context, uint64_t step, uint32_t layer) {
 static void on_step(void *context, uint64_t step, enum status status,
                     const struct step_result *results, uint32_t count, struct span elapsed) {
     struct worker *worker = context;
+    struct instant ended = clock_now();
     struct shell_mail *mail = shell_mail_take(worker->shell, EVENT_STEP_DONE);
     struct step_result *copy = shell_mail_payload(mail, (count + 1) * sizeof *copy);
     if (count > 0) {
@@ -126,6 +128,7 @@ static void on_step(void *context, uint64_t step, enum status status,
     mail->event.u.step_done.results = copy;
     mail->event.u.step_done.count = count;
     mail->event.u.step_done.elapsed = elapsed;
+    mail->event.u.step_done.ended = ended;
     shell_post(worker->shell, mail);
 }
 

@@ -94,7 +94,8 @@ static void add_metrics(struct prefill_worker *self) {
                                              .group = "vllm"});
     }
     shell_histogram(self->worker->shell, "baton_transfer_exposed_seconds",
-                    "From the last step's end until Commit: KV time that compute did not hide.",
+                    "KV time of a request that computing did not hide: steps held back by "
+                    "sends, and from the end of computing to Commit.",
                     &self->core.exposed);
 }
 

@@ -740,6 +740,8 @@ static void answer_put_locked(struct client *client, const struct effect *effect
     trace->queue_ms = span_to_float_ms(effect->u.answer.queued);
     trace->ttft_ms = span_to_float_ms(effect->u.answer.ttft);
     trace->total_ms = span_to_float_ms(effect->u.answer.total);
+    trace->has_kv_exposed = effect->u.answer.kv_exposed_us > 0;
+    trace->kv_exposed_ms = (float)effect->u.answer.kv_exposed_us / 1e3f;
 }
 
 static uint64_t effect_call(const struct effect *effect) {

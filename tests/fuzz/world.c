@@ -247,6 +247,7 @@ static void draw_message(struct world *world, struct message *message) {
         message->u.prefill_end.outcome = draw_outcome(world);
         message->u.prefill_end.cause = draw_cause(world);
         message->u.prefill_end.bytes = input_u8(input);
+        message->u.prefill_end.exposed_us = message->u.prefill_end.bytes << 4;
         break;
     case MESSAGE_OPEN:
         draw_slot(world, &message->u.open.slot, &message->u.open.key);

@@ -7,9 +7,12 @@ class Golden(Case):
     def check_all(self, made, is_two_legs):
         with client(made) as each:
             until("a first answer", lambda: each.ask("a", max_tokens=1), 15)
+            exposed = 0
             for golden in GOLDEN:
                 with self.subTest(prompt=golden["prompt"]):
                     answer = each.ask(golden["prompt"], max_tokens=len(golden["greedy_ids"]))
+                    exposed += answer.trace.HasField("kv_exposed_ms")
+                    self.assertLess(answer.trace.kv_exposed_ms, answer.trace.total_ms)
                     self.assertEqual(answer.ids, golden["greedy_ids"])
                     # greedy_text is a plain decode, stripped; the stream continues the prompt and keeps its space.
                     self.assertEqual(answer.text.strip(), golden["greedy_text"].strip())
@@ -19,6 +22,8 @@ class Golden(Case):
                     self.assertEqual(answer.trace.prefill_worker, "prefill-1" if is_two_legs else "")
                     self.assertEqual(answer.trace.decode_worker, "decode-1")
                     self.assertEqual(answer.trace.kv_bytes > 0, is_two_legs)
+            # An answer that is over before the prefill worker has heard of the Commit does not say.
+            self.assertEqual(exposed > 0, is_two_legs)
 
     def test_two_legs_give_the_recorded_tokens(self):
         made = self.cluster(arguments={"router": ["--disaggregate-above", "0"]})
@@ -27,6 +32,7 @@ class Golden(Case):
         moved = decode.sum("baton_transfer_bytes_total", direction="received")
         self.assertGreater(moved, 0)
         self.assertEqual(moved, prefill.sum("baton_transfer_bytes_total", direction="sent"))
+        self.assertGreater(prefill.sum("baton_transfer_exposed_seconds_sum"), 0)
 
     def test_one_leg_gives_the_recorded_tokens(self):
         made = self.cluster(prefill=0)

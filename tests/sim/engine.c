@@ -134,6 +134,7 @@ void sim_step_done(struct world *world, struct sim_event *event) {
     post->event.u.step_done.results = post->results;
     post->event.u.step_done.count = count;
     post->event.u.step_done.elapsed = event->event.u.step_done.elapsed;
+    post->event.u.step_done.ended.ns = world->now;
     p->is_stepping = false;
     sim_drop_plan(p);
 }

@@ -72,6 +72,7 @@ static void read_ended(struct model *model, uint32_t source, enum role role, con
         .attempt = json_hex(json, "attempt"),
         .age_ms = json_number(json, "age_ms"),
         .ago_ms = json_number(json, "ago_ms"),
+        .kv_exposed_us = json_number(json, "kv_exposed_us"),
         .id = json_text(json, "id"),
         .label = json_text(json, "label"),
         .state = json_text(json, "state"),

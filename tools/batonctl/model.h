@@ -79,6 +79,7 @@ struct ended {
     uint64_t attempt;
     int64_t age_ms;
     int64_t ago_ms;
+    int64_t kv_exposed_us; /* prefill worker: KV time that computing did not hide; 0 = none */
     const char *id;
     const char *label; /* cut to 23 bytes */
     const char *state;

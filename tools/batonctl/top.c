@@ -48,11 +48,13 @@ struct totals {
     struct histogram_bins ttft;
     struct histogram_bins itl;
     struct histogram_bins queue;
+    struct histogram_bins exposed; /* of prefill workers */
 };
 
-#define TTFT  "baton_time_to_first_token_seconds"
-#define ITL   "baton_inter_token_latency_seconds"
-#define QUEUE "baton_queue_seconds"
+#define TTFT    "baton_time_to_first_token_seconds"
+#define ITL     "baton_inter_token_latency_seconds"
+#define QUEUE   "baton_queue_seconds"
+#define EXPOSED "baton_transfer_exposed_seconds"
 
 /* ---- samples -------------------------------------------------------------------------------- */
 
@@ -205,6 +207,7 @@ static void print_totals(const struct survey *survey, const struct totals *total
     print_latency(screen, "time to first token", &totals->ttft);
     print_latency(screen, "between tokens", &totals->itl);
     print_latency(screen, "queued", &totals->queue);
+    print_latency(screen, "KV not hidden", &totals->exposed);
 }
 
 static const struct column columns[] = {
@@ -272,13 +275,13 @@ static json_t *top_json(const struct survey *survey, const struct totals *totals
                         json_t *programs) {
     json_t *json = survey_json(survey);
     json_t *more = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o}", "live", totals->live,
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o, s:o}", "live", totals->live,
         "ok_per_s", totals->ok, "failed_per_s", totals->failed, "aborted_per_s", totals->aborted,
         "retries_per_s", totals->retries, "prompt_tokens_per_s", totals->prompt_tokens,
         "cached_tokens_per_s", totals->cached_tokens, "generated_tokens_per_s",
         totals->generated_tokens, "time_to_first_token", latency_json(&totals->ttft),
         "inter_token_latency", latency_json(&totals->itl), "queue", latency_json(&totals->queue),
-        "programs", programs);
+        "kv_exposed", latency_json(&totals->exposed), "programs", programs);
     CHECK(more != NULL && json_object_update(json, more) == 0);
     json_decref(more);
     return json;
@@ -323,6 +326,8 @@ static int show(const struct survey *survey, const struct samples *before,
         rates_make(program, then, sample, &rates);
         if (sample->answers && program->role == ROLE_ROUTER) {
             totals_add(&totals, then, sample);
+        } else if (then != NULL && program->role == ROLE_PREFILL) {
+            bins_change(&totals.exposed, then, sample, EXPOSED);
         }
         code = sample->answers ? code : EXIT_TROUBLE;
         add_row(table, program, sample, &rates);

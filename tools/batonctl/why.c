@@ -322,7 +322,12 @@ static void add_end(const struct survey *survey, const struct model *model, stru
     }
     table_cell(table, is_good ? STYLE_GOOD : STYLE_BAD, "%s", last->outcome);
     table_cell(table, STYLE_PLAIN, "%s", last->state);
-    table_cell(table, STYLE_PLAIN, "%s: %s", last->cause, cause_text(last->cause));
+    if (last->kv_exposed_us > 0) {
+        table_cell(table, STYLE_PLAIN, "%s: %s; %.1f ms of KV not hidden", last->cause,
+                   cause_text(last->cause), (double)last->kv_exposed_us / 1e3);
+    } else {
+        table_cell(table, STYLE_PLAIN, "%s: %s", last->cause, cause_text(last->cause));
+    }
 }
 
 static void print_ends(const struct survey *survey, const struct model *model,

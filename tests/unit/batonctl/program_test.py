@@ -30,6 +30,8 @@ baton_canary_age_seconds{{role="{role}",worker="{id}",legs="any"}} 1.25
 baton_tokens_total{{role="{role}",worker="{id}",kind="generated"}} {tokens}
 baton_time_to_first_token_seconds_bucket{{role="{role}",worker="{id}",le="0.1"}} {created}
 baton_time_to_first_token_seconds_bucket{{role="{role}",worker="{id}",le="+Inf"}} {created}
+baton_transfer_exposed_seconds_bucket{{role="{role}",worker="{id}",le="0.001"}} {created}
+baton_transfer_exposed_seconds_bucket{{role="{role}",worker="{id}",le="+Inf"}} {created}
 """
 
 
@@ -281,6 +283,13 @@ class WhyOver(Case):
         self.assertIn("is over: failed at router-1", shown)
         self.assertIn("the first to end it was decode-1, in state receiving, attempt 1: no KV bytes moved", shown)
 
+    def test_a_prefill_worker_says_what_of_the_hand_off_was_not_hidden(self):
+        for each in self.fakes["prefill"].document["terminals"]:
+            each["kv_exposed_us"] = 1230
+        shown = self.run_it("why", "agent-0", columns=200)
+        found = [line for line in shown.splitlines() if "; 1.2 ms of KV not hidden" in line]
+        self.assertTrue(found and all(" prefill-1 " in line for line in found), shown)
+
     def test_a_label_is_found_though_programs_keep_only_its_beginning(self):
         label = "a-label-of-more-than-23-bytes"
         for fake in self.fakes.values():
@@ -353,6 +362,8 @@ class Top(Case):
         self.assertEqual(told["time_to_first_token"]["samples"], 10)
         self.assertAlmostEqual(told["time_to_first_token"]["p50_ms"], 50, delta=0.1)
         self.assertIsNone(told["inter_token_latency"]["p50_ms"])
+        self.assertRegex(shown, r"KV not hidden +p50 0\.5 ms")
+        self.assertEqual(told["kv_exposed"]["samples"], 10)  # of the prefill worker alone
 
     def test_without_once_it_goes_on_until_the_reader_leaves(self):
         process = subprocess.Popen([PROGRAM, "top", "--every", "100ms", "--json", "--at", self.fakes["router"].address],

@@ -140,6 +140,7 @@ static void apply_step_done(struct bed *bed) {
     struct event event = {.kind = EVENT_STEP_DONE};
     event.u.step_done.number = bed->core.plan.number;
     event.u.step_done.elapsed = span_ms(1);
+    event.u.step_done.ended.ns = bed->now; /* a millisecond before P hears of it */
     bed_step(bed, &event);
 }
 
@@ -459,6 +460,74 @@ static void test_long_prompts_are_cut_into_steps_within_the_budget(void **state)
     bed_destroy(bed);
 }
 
+/* From the engine's end of the last step to Commit; told to R in whole microseconds. */
+static void test_exposed_time_is_from_the_end_of_computing_to_commit(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(SENT);
+    bed->now += 5000000 + 1;
+    apply_commit(bed);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_PREFILL_END)->u.prefill_end.exposed_us, 7001);
+    assert_int_equal(bed->core.exposed.sum_us, 7000);
+    apply_send_done(bed);
+    assert_int_equal(bed->core.node.terminals[0].exposed.ns, 7000001);
+    bed_destroy(bed);
+}
+
+/* The time in which outstanding sends keep the next step back is not hidden either. */
+static void test_time_in_which_sends_keep_a_step_back_is_exposed(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(QUEUED);
+    bed->core.budget.tokens = 5;
+    bed->core.config.sends_high = 1;
+    apply_accept(bed);
+    apply_layer_done(bed);
+    assert_string_equal(bed->text, "link_send");
+    apply_step_done(bed);
+    assert_string_equal(bed->text, "link_send"); /* two are under way: no step */
+    bed->now += 20000000;
+    apply_send_done(bed); /* 21 ms later */
+    assert_string_equal(bed->text, "step");
+    bed->now += 50000000; /* computing hides the other one */
+    apply_send_done(bed);
+    apply_step_done(bed);
+    assert_string_equal(bed->text, "link_send fin");
+    apply_commit(bed);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_PREFILL_END)->u.prefill_end.exposed_us,
+                     21000 + 2000);
+    bed_destroy(bed);
+}
+
+/* Nothing was computed, so nothing hides the sends: from their start. */
+static void test_of_a_cached_prompt_all_is_exposed(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(SENT);
+    apply_commit(bed);
+    apply_send_done(bed);
+    struct message prefill = bed_prefill();
+    prefill.u.prefill.attempt.v = 0x78;
+    prefill.u.prefill.slot.v += (uint64_t)2 << 32;
+    bed_send(bed, &prefill, ROUTER);
+    struct message accept = bed_accept();
+    accept.u.accept.slot = prefill.u.prefill.slot;
+    bed_send(bed, &accept, DECODE);
+    assert_string_equal(bed->text, "link_send fin");
+    bed->now += 4000000;
+    struct message commit = {.kind = MESSAGE_COMMIT};
+    commit.u.commit.slot = prefill.u.prefill.slot;
+    bed_send(bed, &commit, DECODE);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_PREFILL_END)->u.prefill_end.exposed_us, 5000);
+    bed_destroy(bed);
+}
+
+static void test_a_failed_hand_off_tells_no_exposed_time(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(SENT);
+    apply_refuse(bed);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_PREFILL_END)->u.prefill_end.exposed_us, 0);
+    assert_int_equal(bed->core.exposed.sum_us, 0);
+    bed_destroy(bed);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_cell_of_the_prefill_table),
@@ -469,6 +538,10 @@ int main(void) {
         cmocka_unit_test(test_a_queue_of_more_than_its_seconds_is_busy),
         cmocka_unit_test(test_a_decode_worker_that_is_another_process_by_now_is_not_talked_to),
         cmocka_unit_test(test_long_prompts_are_cut_into_steps_within_the_budget),
+        cmocka_unit_test(test_exposed_time_is_from_the_end_of_computing_to_commit),
+        cmocka_unit_test(test_time_in_which_sends_keep_a_step_back_is_exposed),
+        cmocka_unit_test(test_of_a_cached_prompt_all_is_exposed),
+        cmocka_unit_test(test_a_failed_hand_off_tells_no_exposed_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -192,6 +192,7 @@ static void bed_from_prefill(struct bed *bed, enum message_kind kind, enum outco
         message.u.prefill_end.attempt = bed->attempt;
         message.u.prefill_end.outcome = outcome;
         message.u.prefill_end.cause = CAUSE_SEND_FAILED;
+        message.u.prefill_end.exposed_us = outcome == OUTCOME_OK ? 1500 : 0;
     } else if (kind == MESSAGE_BUSY) {
         message.u.rejected.attempt = bed->attempt;
         message.u.rejected.cause = CAUSE_BUSY;
@@ -576,6 +577,31 @@ static void test_the_answer_says_what_crossed_though_the_prefill_worker_is_late(
     const struct effect *answer = &bed->out.items[bed->out.count - 1];
     assert_int_equal(answer->kind, EFFECT_ANSWER);
     assert_int_equal(answer->u.answer.kv_bytes, 320);
+    assert_int_equal(answer->u.answer.kv_exposed_us, 0); /* not known, and not made up */
+    bed_destroy(bed);
+}
+
+static void test_the_answer_says_what_of_the_hand_off_was_exposed(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PREFILLING);
+    apply_tokens(bed);
+    apply_prefill_ok(bed); /* after the first token */
+    apply_end_ok(bed);
+    const struct effect *answer = &bed->out.items[bed->out.count - 1];
+    assert_int_equal(answer->kind, EFFECT_ANSWER);
+    assert_int_equal(answer->u.answer.kv_exposed_us, 1500);
+    bed_destroy(bed);
+}
+
+/* What an attempt that is over had measured says nothing of the one that answers. */
+static void test_a_new_attempt_forgets_the_exposed_time_of_the_last(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(PREFILLING);
+    apply_prefill_ok(bed);
+    assert_int_equal(bed->core.requests[pool_index(bed->request)].kv_exposed_us, 1500);
+    apply_end_failed(bed);
+    assert_string_equal(bed->text, "admit");
+    assert_int_equal(bed->core.requests[pool_index(bed->request)].kv_exposed_us, 0);
     bed_destroy(bed);
 }
 
@@ -1259,6 +1285,8 @@ int main(void) {
         cmocka_unit_test(test_a_resume_prefers_a_worker_that_computes_the_same),
         cmocka_unit_test(test_a_lost_end_after_the_last_token_costs_nothing),
         cmocka_unit_test(test_the_answer_says_what_crossed_though_the_prefill_worker_is_late),
+        cmocka_unit_test(test_the_answer_says_what_of_the_hand_off_was_exposed),
+        cmocka_unit_test(test_a_new_attempt_forgets_the_exposed_time_of_the_last),
         cmocka_unit_test(test_attempts_are_bounded_and_the_error_says_so),
         cmocka_unit_test(test_the_retry_budget_stops_a_storm),
         cmocka_unit_test(test_no_worker_at_all_waits_and_then_says_unavailable),

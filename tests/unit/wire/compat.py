@@ -86,6 +86,8 @@ def reply():
     if maybe():
         r.trace.CopyFrom(public.Trace(prefill_worker=label(), decode_worker=label(), kv_bytes=u64(), attempts=u32(),
                                       queue_ms=f32(0, 999), ttft_ms=f32(0, 999), total_ms=f32(0, 999)))
+        if maybe():
+            r.trace.kv_exposed_ms = f32(0, 9)
     return r
 
 
@@ -116,7 +118,8 @@ def envelopes():
         prefill=peer.Prefill(attempt=some_id(), tokens=tokens, **{"from": rng.randrange(len(tokens))}, slot=some_id(), key=u64(),
                              decode=some_id(), address=blabel(1, 127), deadline_ms=u32(), label=blabel()),
         queued=peer.Queued(attempt=some_id(), backlog_ms=u32()),
-        prefill_end=peer.PrefillEnd(attempt=some_id(), outcome=outcome, cause=cause, bytes=u64()),
+        prefill_end=peer.PrefillEnd(attempt=some_id(), outcome=outcome, cause=cause, bytes=u64(),
+                                    exposed_us=u64()),
         open=peer.Open(slot=some_id(), key=u64(), **{"from": 3}, end=rng.randint(3, 2**32 - 1), bytes=u64()),
         accept=peer.Accept(slot=some_id(), address=blabel(1, 1024)),
         refuse=slot, abort_slot=slot,

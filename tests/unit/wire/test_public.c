@@ -379,6 +379,10 @@ static void test_replies_come_back_as_they_were(void **state) {
             reply.trace.queue_ms = random_float(&prng, 0.0f, 1000.0f);
             reply.trace.ttft_ms = random_float(&prng, 0.0f, 1000.0f);
             reply.trace.total_ms = random_float(&prng, 0.0f, 1000.0f);
+            reply.trace.has_kv_exposed = random_bool(&prng);
+            if (reply.trace.has_kv_exposed) {
+                reply.trace.kv_exposed_ms = random_float(&prng, 0.0f, 10.0f);
+            }
         }
         assert_int_equal(public_generate_reply_encode(&reply, &buffer), STATUS_OK);
         struct public_generate_reply out;
@@ -402,7 +406,9 @@ static void test_replies_come_back_as_they_were(void **state) {
                     out.trace.attempts == reply.trace.attempts &&
                     out.trace.queue_ms == reply.trace.queue_ms &&
                     out.trace.ttft_ms == reply.trace.ttft_ms &&
-                    out.trace.total_ms == reply.trace.total_ms);
+                    out.trace.total_ms == reply.trace.total_ms &&
+                    out.trace.has_kv_exposed == reply.trace.has_kv_exposed &&
+                    out.trace.kv_exposed_ms == reply.trace.kv_exposed_ms);
         static uint8_t bent[20000];
         memcpy(bent, buffer.data, buffer.len);
         size_t len = bytes_bend(&prng, bent, buffer.len);

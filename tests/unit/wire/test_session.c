@@ -149,6 +149,7 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
         message->u.prefill_end.outcome = random_outcome(prng);
         message->u.prefill_end.cause = random_cause(prng);
         message->u.prefill_end.bytes = random_u64(prng);
+        message->u.prefill_end.exposed_us = random_u64(prng);
         break;
     case MESSAGE_OPEN:
         message->u.open.slot.v = random_id(prng);
@@ -306,7 +307,7 @@ static void test_no_message_has_grown_a_field_that_does_not_travel(void **state)
     assert_int_equal(sizeof m->u.rejected, 16);
     assert_int_equal(sizeof m->u.prefill, 256);
     assert_int_equal(sizeof m->u.queued, 16);
-    assert_int_equal(sizeof m->u.prefill_end, 24);
+    assert_int_equal(sizeof m->u.prefill_end, 32);
     assert_int_equal(sizeof m->u.open, 32);
     assert_int_equal(sizeof m->u.accept, 24);
     assert_int_equal(sizeof m->u.refuse, 16);
