@@ -89,9 +89,9 @@ void sim_layer(struct world *world, struct sim_event *event) {
     if (p->is_step_failing) {
         return;
     }
-    uint32_t each = SIM_COMPONENTS / SIM_LAYERS;
+    const uint32_t *first = world->layout.layer_first;
     for (uint32_t i = 0; i < p->plan.row_count; i++) {
-        for (uint32_t c = event->layer * each; c < (event->layer + 1) * each; c++) {
+        for (uint32_t c = first[event->layer]; c < first[event->layer + 1]; c++) {
             sim_layer_row(world, p, &p->plan.rows[i], c);
         }
     }

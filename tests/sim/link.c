@@ -64,7 +64,7 @@ static void sim_data_copy(struct world *world, struct process *p, struct arm *ar
                 event->is_bad ? value ^ 0xbad : value;
             if (!event->is_bad) {
                 *covered = 1;
-                arm->bytes += ROW_BYTES;
+                arm->bytes += world->layout.components[event->component_first + c].row_bytes;
             }
         }
     }
@@ -86,7 +86,7 @@ void sim_data(struct world *world, struct sim_event *event) {
     SIM_CHECK(world, core->entries[index].id == event->slot,
               "I1: the link writes for a slot whose pages were freed");
     sim_data_copy(world, p, arm, event);
-    uint64_t whole = (uint64_t)(arm->end - arm->first) * SIM_COMPONENTS * ROW_BYTES;
+    uint64_t whole = layout_range_bytes(&world->layout, 0, SIM_COMPONENTS, arm->end - arm->first);
     enum event_kind kind = event->is_bad         ? EVENT_LINK_BAD
                            : arm->bytes == whole ? EVENT_LINK_COVERED
                                                  : EVENT_LINK_PROGRESS;

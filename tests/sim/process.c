@@ -64,7 +64,7 @@ static void sim_start_prefill(struct world *world, uint32_t process) {
                                     .rows_max = world->knobs.rows_max,
                                     .step_tokens_max = world->knobs.step_tokens_max,
                                     .sends_high = world->knobs.sends_high,
-                                    .batch_bytes = 64,
+                                    .batch_bytes = 8 * world->layout.components[0].row_bytes,
                                     .secret = sim_secret(p)};
     sim_core_memory(world, p, prefill_bytes(&config), sizeof(struct prefill_core));
     prefill_init(p->core, &config, p->memory);

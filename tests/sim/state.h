@@ -9,7 +9,6 @@
 #include "sim/queue.h"
 #include "sim/world.h"
 
-#define ROW_BYTES  4u
 #define MS         1000000ll
 #define SECOND     1000000000ll
 #define ADDRESS_OF 8u /* bytes of a simulated worker address: process, generation */

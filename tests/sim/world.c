@@ -300,18 +300,17 @@ static void sim_settle(struct world *world) {
 }
 
 static void sim_set_up_layout(struct world *world) {
+    /* No K and V anywhere: compressed rows, with a separate index cache in one layer only. */
+    static const struct kv_component components[SIM_COMPONENTS] = {
+        {"latent", 0, 1, 1152, KV_DTYPE_BF16, KV_LIFETIME_PAGE},
+        {"latent", 1, 1, 656, KV_DTYPE_U8, KV_LIFETIME_PAGE},
+        {"index_k", 1, 1, 132, KV_DTYPE_U8, KV_LIFETIME_PAGE},
+        {"state", 1, 1, 12, KV_DTYPE_F32, KV_LIFETIME_PAGE}};
     world->layout.page_tokens = world->knobs.page_tokens;
     world->layout.component_count = SIM_COMPONENTS;
-    for (uint32_t i = 0; i < SIM_COMPONENTS; i++) {
-        world->layout.components[i] =
-            (struct kv_component){.name = "kv",
-                                  .layer = (uint16_t)(i / (SIM_COMPONENTS / SIM_LAYERS)),
-                                  .tokens_per_row = 1,
-                                  .row_bytes = ROW_BYTES,
-                                  .dtype = KV_DTYPE_F32,
-                                  .lifetime = KV_LIFETIME_PAGE};
-    }
+    memcpy(world->layout.components, components, sizeof components);
     CHECK(layout_complete(&world->layout) == STATUS_OK);
+    CHECK(world->layout.layer_count == SIM_LAYERS);
 }
 
 static void sim_set_up(struct world *world) {

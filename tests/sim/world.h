@@ -14,7 +14,7 @@
 #include "sim/schedule.h"
 
 #define SIM_PROCESSES  12
-#define SIM_COMPONENTS 4
+#define SIM_COMPONENTS 4 /* one in the first layer, three in the second: see sim_set_up_layout */
 #define SIM_LAYERS     2
 #define SIM_VOCAB      64
 #define SIM_EOS        1

@@ -157,6 +157,39 @@ static void test_the_layout_digest_covers_all_that_two_workers_must_share(void *
     }
 }
 
+/* Index rows are never attended, they choose what is: were two workers to disagree about them, no
+ * number would be broken and the text would only become worse. */
+static void test_a_layout_is_whatever_rows_a_model_keeps(void **state) {
+    (void)state;
+    static const struct kv_component mixed[] = {
+        {"latent", 0, 1, 1152, KV_DTYPE_BF16, KV_LIFETIME_PAGE},
+        {"index_k", 1, 1, 132, KV_DTYPE_U8, KV_LIFETIME_PAGE},
+        {"latent", 1, 1, 656, KV_DTYPE_U8, KV_LIFETIME_PAGE},
+        {"window", 1, 1, 584, KV_DTYPE_U8, KV_LIFETIME_PAGE},
+        {"index_k", 2, 1, 256, KV_DTYPE_BF16, KV_LIFETIME_PAGE}};
+    static const uint32_t offsets[] = {0, 8064, 9024, 13632, 17728}; /* pages of 7, 64-aligned */
+    struct kv_layout layout = {.page_tokens = 7, .component_count = 5};
+    memcpy(layout.components, mixed, sizeof mixed);
+    assert_int_equal(layout_complete(&layout), STATUS_OK);
+    assert_int_equal(layout.layer_count, 3);
+    assert_int_equal(layout.token_bytes, 1152 + 132 + 656 + 584 + 256);
+    assert_int_equal(layout.page_bytes, 17728 + 1792);
+    assert_memory_equal(layout.page_offset, offsets, sizeof offsets);
+    static const uint32_t first[] = {0, 1, 4, 5};
+    assert_memory_equal(layout.layer_first, first, sizeof first);
+    assert_int_equal(layout_row_offset(&layout, 2, 3, 6), 2 * 19520 + 13632 + 6 * 584);
+    assert_int_equal(layout_range_bytes(&layout, 1, 2, 10), 10 * (132 + 656));
+    struct layout_digest digest = layout.digest;
+    layout.components[1].dtype = KV_DTYPE_F32; /* as many bytes, meant differently */
+    assert_int_equal(layout_complete(&layout), STATUS_OK);
+    assert_false(layout_digest_equal(layout.digest, digest));
+    memcpy(layout.components, mixed, sizeof mixed);
+    layout.components[1] = mixed[2]; /* the same rows in another order */
+    layout.components[2] = mixed[1];
+    assert_int_equal(layout_complete(&layout), STATUS_OK);
+    assert_false(layout_digest_equal(layout.digest, digest));
+}
+
 static void test_a_layout_bound_to_other_weights_is_another_layout(void **state) {
     (void)state;
     struct kv_layout one = plain_layout();
@@ -257,6 +290,7 @@ int main(void) {
         cmocka_unit_test(test_a_partly_filled_step_does_not_grow_the_budget),
         cmocka_unit_test(test_the_layout_digest_covers_all_that_two_workers_must_share),
         cmocka_unit_test(test_a_layout_bound_to_other_weights_is_another_layout),
+        cmocka_unit_test(test_a_layout_is_whatever_rows_a_model_keeps),
         cmocka_unit_test(test_a_layout_that_is_wrong_is_refused),
         cmocka_unit_test(test_the_rows_of_a_page_do_not_overlap),
         cmocka_unit_test(test_timers_that_contradict_each_other_are_refused_by_name),

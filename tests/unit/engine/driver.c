@@ -16,11 +16,10 @@
 const struct sampling driver_greedy = {
     .temperature = 0, .top_p = 1, .top_k = -1, .repetition_penalty = 1, .ignore_eos = true};
 
-struct model *driver_model_as(const char *path, const char *backend, enum model_weights weights) {
-    const struct kernels *kernels = kernels_select(backend);
-    if (kernels == NULL) {
-        return NULL;
-    }
+const char *const driver_backends[DRIVER_BACKENDS] = {"c", "avx2", "avx512"};
+
+struct model *driver_model_with(const char *path, const struct kernels *kernels,
+                                enum model_weights weights) {
     char directory[512];
     char text[512];
     struct writer error;
@@ -31,6 +30,11 @@ struct model *driver_model_as(const char *path, const char *backend, enum model_
         fail_msg("%.*s", (int)error.len, text);
     }
     return model;
+}
+
+struct model *driver_model_as(const char *path, const char *backend, enum model_weights weights) {
+    const struct kernels *kernels = kernels_select(backend);
+    return kernels != NULL ? driver_model_with(path, kernels, weights) : NULL;
 }
 
 struct model *driver_model(const char *path, const char *backend) {
@@ -71,18 +75,19 @@ void driver_open(struct driver *driver, const struct driver_config *config) {
     char text[512];
     struct writer error;
     writer_init(&error, text, sizeof(text));
-    struct engine_config engine = {.model = config->model,
-                                   .layout = driver->layout,
-                                   .page_count = config->page_count,
-                                   .threads = config->threads,
-                                   .rows_max = DRIVER_ROWS,
-                                   .tokens_max = config->tokens_max,
-                                   .on_row = config->on_row,
-                                   .on_layer = on_layer,
-                                   .on_step = on_step,
-                                   .context = driver,
-                                   .alone_below = 1, /* helpers work, however small the step */
-                                   .test_step_delay = config->delay};
+    struct engine_config engine = {
+        .model = config->model,
+        .layout = driver->layout,
+        .page_count = config->page_count,
+        .threads = config->threads,
+        .rows_max = config->tokens_max < DRIVER_ROWS ? config->tokens_max : DRIVER_ROWS,
+        .tokens_max = config->tokens_max,
+        .on_row = config->on_row,
+        .on_layer = on_layer,
+        .on_step = on_step,
+        .context = driver,
+        .alone_below = config->alone_below != 0 ? config->alone_below : 1,
+        .test_step_delay = config->delay};
     if (engine_create(&engine, &error, &driver->engine) != STATUS_OK) {
         fail_msg("%.*s", (int)error.len, text);
     }

@@ -10,7 +10,9 @@
 
 #include "engine/engine.h"
 
-#define DRIVER_ROWS   96u
+struct kernels;
+
+#define DRIVER_ROWS   160u
 #define DRIVER_LAYERS 64u
 
 struct driver {
@@ -37,14 +39,22 @@ struct driver_config {
     uint32_t threads;
     uint32_t tokens_max;
     engine_on_row on_row; /* or NULL; its context is the driver */
+    uint64_t alone_below; /* 0: helpers work, however small the step */
     struct span delay;
 };
+
+/* Every backend there is; a CPU may lack some. */
+#define DRIVER_BACKENDS 3u
+extern const char *const driver_backends[DRIVER_BACKENDS];
 
 /* A model from the source tree's data, opened with a backend ("c", "avx2"); NULL if the CPU lacks
  * it. */
 struct model *driver_model(const char *path_in_tests_data, const char *backend);
 struct model *driver_model_as(const char *path_in_tests_data, const char *backend,
                               enum model_weights weights);
+/* With a table of the test's own, which lives as long as the model. */
+struct model *driver_model_with(const char *path_in_tests_data, const struct kernels *kernels,
+                                enum model_weights weights);
 
 void driver_open(struct driver *driver, const struct driver_config *config);
 void driver_close(struct driver *driver);

@@ -1,5 +1,5 @@
-/* The engine against golden answers, against itself in every other batch, chunk, page map and
- * thread count (bit for bit), and against plans that are wrong. */
+/* The engine against golden answers and against plans that are wrong. That it answers the same in
+ * every batch, chunk, page map and thread count is same_test.c's. */
 #include "engine/engine.h"
 
 #include "base/prng.h"
@@ -17,9 +17,6 @@
 
 #include <cmocka.h>
 #include <jansson.h>
-
-static const char *const backends[] = {"c", "avx2", "avx512"};
-#define BACKENDS (sizeof(backends) / sizeof(backends[0]))
 
 /* ---- golden answers: tools/golden/transformers_golden.py ---- */
 
@@ -163,8 +160,8 @@ static void test_a_real_model_writes_the_reference_stories(void **state) {
     (void)state;
     json_t *file = golden_file("stories260k.json");
     assert_true(json_array_size(file) >= 5);
-    for (size_t i = 0; i < BACKENDS; i++) {
-        struct model *model = driver_model("models/stories260k", backends[i]);
+    for (size_t i = 0; i < DRIVER_BACKENDS; i++) {
+        struct model *model = driver_model("models/stories260k", driver_backends[i]);
         if (model != NULL) {
             check_golden(model, file, F32_TOLERANCE);
             model_destroy(model);
@@ -192,8 +189,8 @@ static void test_random_models_of_every_kind_answer_as_transformers_does(void **
         (void)snprintf(path, sizeof(path), "golden/engine/%s", models[m].name);
         json_t *entries = json_object_get(file, models[m].name);
         assert_true(json_array_size(entries) >= 4);
-        for (size_t i = 0; i < BACKENDS; i++) {
-            struct model *model = driver_model(path, backends[i]);
+        for (size_t i = 0; i < DRIVER_BACKENDS; i++) {
+            struct model *model = driver_model(path, driver_backends[i]);
             if (model != NULL) {
                 check_golden(model, entries, models[m].tolerance);
                 model_destroy(model);
@@ -203,230 +200,26 @@ static void test_random_models_of_every_kind_answer_as_transformers_does(void **
     json_decref(file);
 }
 
-/* ---- the same bits, always ---- */
-
-#define PAGES  400u
-#define LENGTH 140u
-
-static uint32_t draw_prompt(struct prng *prng, uint32_t vocab, uint32_t *prompt) {
-    uint32_t count = 1 + prng_below(prng, LENGTH);
-    for (uint32_t i = 0; i < count; i++) {
-        prompt[i] = prng_below(prng, vocab);
-    }
-    return count;
-}
-
-/* Pages of one sequence out of a shuffled pool. */
-struct page_pool {
-    uint32_t pages[PAGES];
-    uint32_t taken;
-};
-static void pool_shuffle(struct page_pool *pool, struct prng *prng) {
-    for (uint32_t i = 0; i < PAGES; i++) {
-        pool->pages[i] = i;
-    }
-    for (uint32_t i = PAGES; i > 1; i--) {
-        uint32_t j = prng_below(prng, i);
-        uint32_t swap = pool->pages[i - 1];
-        pool->pages[i - 1] = pool->pages[j];
-        pool->pages[j] = swap;
-    }
-    pool->taken = 0;
-}
-static const uint32_t *pool_take(struct page_pool *pool, uint32_t count) {
-    assert_true(pool->taken + count <= PAGES);
-    pool->taken += count;
-    return pool->pages + pool->taken - count;
-}
-
-/* All KV of a sequence, component by component, token by token. */
-static uint64_t kv_hash(struct driver *driver, const struct sequence *sequence) {
-    const struct kv_layout *layout = driver->layout;
-    const unsigned char *base = engine_kv_base(driver->engine);
-    uint64_t hash = 0;
-    for (uint32_t c = 0; c < layout->component_count; c++) {
-        for (uint32_t t = 0; t < sequence->computed; t++) {
-            const unsigned char *row =
-                base + layout_row_offset(layout, sequence->pages[t / layout->page_tokens], c,
-                                         t % layout->page_tokens);
-            for (uint32_t i = 0; i < layout->components[c].row_bytes; i += 4) {
-                uint32_t word;
-                memcpy(&word, row + i, 4);
-                hash = mix64(hash ^ word) + t;
-            }
-        }
-    }
-    return hash;
-}
-
-#define SEQUENCES 8u
-#define OUTPUT    6u
-
-struct outcome {
-    uint32_t tokens[LENGTH + OUTPUT];
-    float logprobs[OUTPUT];
-    uint64_t kv;
-};
-
-struct prompt {
-    uint32_t tokens[LENGTH];
-    uint32_t count;
-    struct sampling sampling;
-};
-
-/* Runs all prompts to the end: `rows` at a time at most, in chunks drawn up to chunk_max. */
-static void run_all(struct driver *driver, const struct prompt *prompts, uint32_t rows,
-                    uint32_t chunk_max, struct prng *prng, struct outcome *outcomes) {
-    static struct sequence sequences[SEQUENCES];
-    static struct batch batch;
-    struct page_pool pool;
-    pool_shuffle(&pool, prng);
-    uint32_t page_tokens = driver->layout->page_tokens;
-    for (uint32_t s = 0; s < SEQUENCES; s++) {
-        uint32_t pages = (prompts[s].count + OUTPUT + page_tokens - 1) / page_tokens;
-        sequence_init(&sequences[s], prompts[s].tokens, prompts[s].count, pool_take(&pool, pages),
-                      pages);
-        sequences[s].sampling = prompts[s].sampling;
-    }
-    bool is_done = false;
-    while (!is_done) {
-        batch_clear(&batch);
-        is_done = true;
-        uint32_t start = prng_below(prng, SEQUENCES);
-        for (uint32_t i = 0; i < SEQUENCES; i++) {
-            struct sequence *sequence = &sequences[(start + i) % SEQUENCES];
-            if (sequence->token_count == sequence->prompt_count + OUTPUT) {
-                continue;
-            }
-            is_done = false;
-            if (batch.row_count < rows) {
-                uint32_t left = sequence->token_count - sequence->computed;
-                uint32_t most = left < chunk_max ? left : chunk_max;
-                batch_add(&batch, sequence, 1 + prng_below(prng, most));
-            }
-        }
-        if (is_done) {
-            break;
-        }
-        batch_run(driver, &batch);
-        for (uint32_t i = 0; i < batch.row_count; i++) {
-            struct sequence *sequence = batch.sequences[i];
-            if (batch.rows[i].is_sampled) {
-                uint32_t index = sequence->token_count - sequence->prompt_count - 1;
-                outcomes[sequence - sequences].logprobs[index] = sequence->logprob;
-            }
-        }
-    }
-    for (uint32_t s = 0; s < SEQUENCES; s++) {
-        memcpy(outcomes[s].tokens, sequences[s].tokens,
-               sequences[s].token_count * sizeof(uint32_t));
-        outcomes[s].kv = kv_hash(driver, &sequences[s]);
-        for (uint32_t i = 0; i < sequences[s].page_count;
-             i++) { /* whoever reads it next is caught */
-            engine_poison_page(driver->engine, sequences[s].pages[i]);
-        }
-    }
-}
-
-static void check_invariance(const char *path, const char *backend, enum model_weights weights) {
-    struct model *model = driver_model_as(path, backend, weights);
-    if (model == NULL) {
-        return;
-    }
-    static struct outcome expected[SEQUENCES];
-    static struct outcome found[SEQUENCES];
-    static struct prompt prompts[SEQUENCES];
-    /* One row at a time in whole prompts; then every other way of cutting the same work. */
-    static const struct {
-        uint32_t threads;
-        uint32_t rows;
-        uint32_t chunk;
-        uint32_t page_tokens;
-    } ways[] = {{1, 1, LENGTH, 16},
-                {1, 1, 1, 16},
-                {1, SEQUENCES, 7, 16},
-                {1, 5, 40, 8},
-                {1, SEQUENCES, LENGTH, 64},
-                {2, 1, LENGTH, 16},
-                {2, SEQUENCES, 33, 24},
-                {3, SEQUENCES, LENGTH, 16},
-                {4, 3, 1, 16}};
-    for (uint64_t round = 0; round < 2; round++) {
-        struct prng data = {round + 1};
-        for (uint32_t s = 0; s < SEQUENCES; s++) {
-            prompts[s].count =
-                draw_prompt(&data, model_info(model)->vocab_count, prompts[s].tokens);
-            prompts[s].sampling = driver_greedy;
-            prompts[s].sampling.temperature = s % 3 == 0 ? 0.0f : 0.9f;
-            prompts[s].sampling.seed = s;
-            prompts[s].sampling.top_k = s % 4 == 1 ? 40 : -1;
-            prompts[s].sampling.top_p = s % 4 == 2 ? 0.9f : 1.0f;
-            prompts[s].sampling.presence_penalty = s % 5 == 1 ? 0.5f : 0.0f;
-        }
-        for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-            struct prng prng = {round * 100 + w};
-            struct driver driver;
-            driver_open(&driver, &(struct driver_config){.model = model,
-                                                         .page_tokens = ways[w].page_tokens,
-                                                         .page_count = PAGES,
-                                                         .threads = ways[w].threads,
-                                                         .tokens_max = SEQUENCES * LENGTH});
-            memset(found, 0, sizeof(found));
-            run_all(&driver, prompts, ways[w].rows, ways[w].chunk, &prng,
-                    w == 0 ? memset(expected, 0, sizeof(expected)) : found);
-            for (uint32_t s = 0; w > 0 && s < SEQUENCES; s++) {
-                if (memcmp(&expected[s], &found[s], sizeof(found[s])) != 0) {
-                    fail_msg("%s/%s: sequence %u of round %u differs when run with %u threads, "
-                             "%u rows, chunks to %u, pages of %u",
-                             path, backend, s, (uint32_t)round, ways[w].threads, ways[w].rows,
-                             ways[w].chunk, ways[w].page_tokens);
-                }
-            }
-            driver_close(&driver);
-        }
-    }
-    model_destroy(model);
-}
-
-static void test_f32_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
-    (void)state;
-    check_invariance("models/stories260k", "avx2", MODEL_WEIGHTS_FILE);
-    check_invariance("models/stories260k", "avx512", MODEL_WEIGHTS_FILE);
-    check_invariance("golden/engine/untied_f32", "c", MODEL_WEIGHTS_FILE);
-}
-
-static void test_bf16_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
-    (void)state;
-    check_invariance("golden/engine/gqa_bf16", "avx2", MODEL_WEIGHTS_FILE);
-    check_invariance("golden/engine/gqa_bf16", "avx512", MODEL_WEIGHTS_FILE);
-    check_invariance("golden/engine/gqa_bf16", "c", MODEL_WEIGHTS_FILE);
-}
-
-static void test_int8_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
-    (void)state;
-    check_invariance("models/stories260k", "avx2", MODEL_WEIGHTS_INT8);
-    check_invariance("golden/engine/gqa_bf16", NULL, MODEL_WEIGHTS_INT8);
-}
-
 /* Rounding to 8 bits moves logits that reach 20 by some tenths; a wrong scale or a wrong place of a
  * number moves them by whole units. */
 static void test_int8_weights_stay_near_the_reference(void **state) {
     (void)state;
     json_t *file = golden_file("stories260k.json");
     json_t *entries = json_is_array(file) ? file : json_object_get(file, "cases");
-    for (size_t b = 0; b < BACKENDS; b++) {
+    for (size_t b = 0; b < DRIVER_BACKENDS; b++) {
         struct model *model =
-            driver_model_as("models/stories260k", backends[b], MODEL_WEIGHTS_INT8);
+            driver_model_as("models/stories260k", driver_backends[b], MODEL_WEIGHTS_INT8);
         for (size_t i = 0; model != NULL && i < json_array_size(entries); i++) {
             struct golden golden;
             golden_read(json_array_get(entries, i), &golden);
             double error = logits_error(model, &golden);
-            print_message("%s, story %zu: largest error of a logit %.3f\n", backends[b], i, error);
+            print_message("%s, story %zu: largest error of a logit %.3f\n", driver_backends[b], i,
+                          error);
             assert_true(error > 0 && error < 0.6);
         }
         if (model != NULL) {
             assert_non_null(strstr(model_info(model)->numerics, "int8-f32/"));
-            struct model *plain = driver_model("models/stories260k", backends[b]);
+            struct model *plain = driver_model("models/stories260k", driver_backends[b]);
             assert_true(model_info(model)->weight_bytes < model_info(plain)->weight_bytes / 2);
             assert_true(model_info(model)->fingerprint != model_info(plain)->fingerprint);
             model_destroy(plain);
@@ -434,99 +227,6 @@ static void test_int8_weights_stay_near_the_reference(void **state) {
         model_destroy(model);
     }
     json_decref(file);
-}
-
-static void test_a_sequence_keeps_its_bits_among_eighty(void **state) {
-    (void)state;
-    static struct sequence sequences[80];
-    static struct batch batch;
-    struct model *model = driver_model("models/stories260k", NULL);
-    struct driver driver;
-    driver_open(&driver, &(struct driver_config){.model = model,
-                                                 .page_tokens = 16,
-                                                 .page_count = PAGES,
-                                                 .threads = 2,
-                                                 .tokens_max = 80 * 40});
-    struct page_pool pool;
-    struct prng prng = {5};
-    pool_shuffle(&pool, &prng);
-    for (uint32_t s = 0; s < 80; s++) { /* sequence 0 and sequence 79 are the same */
-        uint32_t prompt[40];
-        struct prng data = {s % 79};
-        for (uint32_t i = 0; i < 40; i++) {
-            prompt[i] = prng_below(&data, 512);
-        }
-        sequence_init(&sequences[s], prompt, 40, pool_take(&pool, 4), 4);
-    }
-    for (uint32_t step = 0; step < 20; step++) { /* 0 alone */
-        batch_clear(&batch);
-        batch_add(&batch, &sequences[0], sequences[0].token_count - sequences[0].computed);
-        batch_run(&driver, &batch);
-    }
-    for (uint32_t step = 0; step < 20; step++) { /* the others together */
-        batch_clear(&batch);
-        for (uint32_t s = 1; s < 80; s++) {
-            batch_add(&batch, &sequences[s], sequences[s].token_count - sequences[s].computed);
-        }
-        batch_run(&driver, &batch);
-    }
-    assert_memory_equal(sequences[0].tokens, sequences[79].tokens, 60 * sizeof(uint32_t));
-    assert_true(sequences[0].logprob == sequences[79].logprob);
-    assert_int_equal(kv_hash(&driver, &sequences[0]), kv_hash(&driver, &sequences[79]));
-    driver_close(&driver);
-    model_destroy(model);
-}
-
-static void test_copied_pages_continue_with_the_same_tokens(void **state) {
-    (void)state;
-    static struct sequence here;
-    static struct sequence there;
-    static struct batch batch;
-    struct model *model = driver_model("golden/engine/gqa_bf16", NULL);
-    struct driver prefill;
-    struct driver decode;
-    struct driver_config config = {
-        .model = model, .page_tokens = 16, .page_count = 16, .threads = 1, .tokens_max = 128};
-    driver_open(&prefill, &config);
-    config.page_tokens = 8; /* page sizes are each worker's own */
-    config.page_count = 32;
-    driver_open(&decode, &config);
-    uint32_t prompt[50];
-    struct prng data = {77};
-    for (uint32_t i = 0; i < 50; i++) {
-        prompt[i] = prng_below(&data, 261);
-    }
-    static const uint32_t few[] = {3, 9, 0, 12, 5};
-    static const uint32_t many[] = {31, 0, 30, 1, 29, 2, 28, 3, 27};
-    sequence_init(&here, prompt, 50, few, 5);
-    batch_clear(&batch);
-    batch_add(&batch, &here, 50);
-    batch_run(&prefill, &batch);
-    for (uint32_t c = 0; c < prefill.layout->component_count; c++) {
-        for (uint32_t t = 0; t < 50; t++) {
-            memcpy(engine_kv_base(decode.engine) +
-                       layout_row_offset(decode.layout, many[t / 8], c, t % 8),
-                   engine_kv_base(prefill.engine) +
-                       layout_row_offset(prefill.layout, few[t / 16], c, t % 16),
-                   prefill.layout->components[c].row_bytes);
-        }
-    }
-    sequence_init(&there, here.tokens, 51, many, 9);
-    there.prompt_count = 50;
-    there.computed = 50;
-    for (uint32_t i = 0; i < 20; i++) {
-        batch_clear(&batch);
-        batch_add(&batch, &there, 1);
-        batch_run(&decode, &batch);
-        batch_clear(&batch);
-        batch_add(&batch, &here, 1);
-        batch_run(&prefill, &batch);
-    }
-    assert_memory_equal(here.tokens, there.tokens, 71 * sizeof(uint32_t));
-    assert_true(here.logprob == there.logprob);
-    driver_close(&prefill);
-    driver_close(&decode);
-    model_destroy(model);
 }
 
 /* ---- plans ---- */
@@ -858,12 +558,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_real_model_writes_the_reference_stories),
         cmocka_unit_test(test_random_models_of_every_kind_answer_as_transformers_does),
-        cmocka_unit_test(test_f32_bits_do_not_depend_on_batch_chunk_page_or_thread),
-        cmocka_unit_test(test_bf16_bits_do_not_depend_on_batch_chunk_page_or_thread),
-        cmocka_unit_test(test_int8_bits_do_not_depend_on_batch_chunk_page_or_thread),
         cmocka_unit_test(test_int8_weights_stay_near_the_reference),
-        cmocka_unit_test(test_a_sequence_keeps_its_bits_among_eighty),
-        cmocka_unit_test(test_copied_pages_continue_with_the_same_tokens),
         cmocka_unit_test(test_a_plan_out_of_range_fails_and_writes_nothing),
         cmocka_unit_test(test_the_whole_context_can_be_computed_and_not_one_position_more),
         cmocka_unit_test(test_a_step_without_rows_ends_like_any_other),

@@ -415,6 +415,72 @@ static void check_transfer(struct side *from, struct side *to, uint32_t componen
     assert_int_equal(side_counters(to).bytes_accepted, side_counters(from).bytes_sent);
 }
 
+/* Models with compressed KV: one row where others have K and V, an index cache of another type and
+ * size beside it, and layers that differ in what they keep. */
+static uint32_t compressed_components(struct kv_component *components) {
+    static const struct kv_component kinds[] = {
+        {"latent", 0, 1, (512 + 64) * 2, KV_DTYPE_BF16, KV_LIFETIME_PAGE},
+        {"index_k", 0, 1, 132, KV_DTYPE_U8, KV_LIFETIME_PAGE},
+        {"window", 0, 1, 584, KV_DTYPE_U8, KV_LIFETIME_PAGE},
+        {"score", 0, 1, 4, KV_DTYPE_F32, KV_LIFETIME_PAGE}};
+    uint32_t count = 0;
+    for (uint16_t layer = 0; layer < 9; layer++) {
+        for (uint32_t kind = 0; kind <= layer % 4u; kind++) {
+            /* Which rows come first is the model's choice too. */
+            components[count] = kinds[layer % 2 == 0 ? kind : layer % 4u - kind];
+            components[count++].layer = layer;
+        }
+    }
+    return count;
+}
+
+static void test_a_layout_without_k_and_v_arrives_layer_by_layer(void **state) {
+    static const uint32_t sizes[][2] = {{64, 16}, {16, 64}, {256, 7}, {1, 100}};
+    struct kv_component components[64];
+    uint32_t count = compressed_components(components);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct side from;
+        struct side to;
+        struct side_options options = {.transport = transport_of(state),
+                                       .page_tokens = sizes[i][0],
+                                       .page_count = ODD_TOKENS / sizes[i][0] + 2,
+                                       .token_max = ODD_TOKENS,
+                                       .components = components,
+                                       .component_count = count};
+        side_open(&from, &options);
+        options.page_tokens = sizes[i][1];
+        options.page_count = ODD_TOKENS / sizes[i][1] + 2;
+        side_open(&to, &options);
+        assert_true(layout_digest_equal(from.layout.digest, to.layout.digest));
+        assert_int_equal(from.layout.layer_count, 9);
+        side_fill(&from, SEED, 0, count, 0, ODD_TOKENS);
+        side_arm(&to, slot_id(2, 5), KEY, 30, ODD_TOKENS); /* 30 tokens are there already */
+        connect_to(&from, 1, &to);
+        for (uint32_t first = 30; first < ODD_TOKENS; first += 190) {
+            uint32_t tokens = ODD_TOKENS - first < 190 ? ODD_TOKENS - first : 190;
+            for (uint32_t turn = 0; turn < 9; turn++) {
+                uint32_t layer = i % 2 == 0 ? turn : 8 - turn; /* nothing hangs on the order */
+                const uint32_t *begin = &from.layout.layer_first[layer];
+                assert_int_equal(side_send(&from, 1, slot_id(2, 5), KEY, begin[0],
+                                           begin[1] - begin[0], first, tokens),
+                                 STATUS_OK);
+            }
+        }
+        assert_true(side_wait(&to, side_covered, slot_id(2, 5)));
+        assert_true(side_wait(&from, side_ops_ended, 0));
+        assert_true(side_holds(&to, SEED, 0, count, 30, ODD_TOKENS));
+        assert_true(side_is_untouched(&to, 0, count, 0, 30));
+        uint64_t bytes = layout_range_bytes(&to.layout, 0, count, ODD_TOKENS - 30);
+        assert_int_equal(to.slots[2].bytes, bytes);
+        assert_int_equal(side_counters(&to).bytes_accepted, bytes);
+        assert_int_equal(bytes, (uint64_t)to.layout.token_bytes * (ODD_TOKENS - 30));
+        side_disarm(&to, slot_id(2, 5));
+        close_peer(&from, 1);
+        side_close(&from);
+        side_close(&to);
+    }
+}
+
 /* Over shared memory a row is more than a segment of UCX's, which asks for it piece by piece. */
 static void test_rows_larger_than_a_segment_arrive(void **state) {
     static const uint32_t rows[] = {100u * 1024 + 4, 256u * 1024, 61u * 1024, 200u * 1024 + 60};
@@ -1335,6 +1401,7 @@ int main(int argc, char **argv) {
          test_kv_arrives_with_different_page_sizes_at_both_ends, NULL, NULL, &both},
         BOTH_TRANSPORTS(test_large_ops_are_cut_and_flow_through_a_small_window),
         BOTH_TRANSPORTS(test_small_components_share_a_chunk),
+        BOTH_TRANSPORTS(test_a_layout_without_k_and_v_arrives_layer_by_layer),
         BOTH_TRANSPORTS(test_rows_larger_than_a_segment_arrive),
         BOTH_TRANSPORTS(test_every_way_to_take_the_sum_agrees_with_the_writers),
         BOTH_TRANSPORTS(test_kv_arrives_from_pages_of_every_size),

@@ -89,6 +89,10 @@ void side_open(struct side *side, const struct side_options *options) {
     side->layout.component_count = options->component_count;
     side->layout.page_tokens = options->page_tokens;
     for (uint32_t c = 0; c < options->component_count; c++) {
+        if (options->components != NULL) {
+            side->layout.components[c] = options->components[c];
+            continue;
+        }
         side->layout.components[c] = (struct kv_component){.layer = (uint16_t)(c / 2),
                                                            .tokens_per_row = 1,
                                                            .row_bytes = options->rows[c],

@@ -24,6 +24,7 @@ struct side_options {
     uint32_t page_count;
     uint32_t token_max;
     const uint32_t *rows; /* row bytes per component; two components make a layer */
+    const struct kv_component *components; /* instead of rows, whole; or NULL */
     uint32_t component_count;
     uint16_t port;
     uint32_t window_bytes;
