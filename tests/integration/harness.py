@@ -129,7 +129,7 @@ def client(made, router=0):
 
 # ---- clients
 
-Answer = collections.namedtuple("Answer", "ids text finish usage trace replies")
+Answer = collections.namedtuple("Answer", "ids text finish usage trace replies more", defaults=[()])
 
 
 class Client:
