@@ -233,9 +233,50 @@ static void carry_out(struct shell *shell, const struct effect *effect) {
     }
 }
 
+/* What an event or a message is about: the layer, or an operation's own number; 0 for others. */
+static uint64_t event_number(const struct event *event) {
+    return event->kind == EVENT_LAYER_DONE  ? event->u.layer_done.layer
+           : event->kind == EVENT_STEP_DONE ? event->u.step_done.number
+           : event->kind == EVENT_LINK_SENT ? event->u.sent.op
+                                            : 0;
+}
+
+static uint64_t effect_number(const struct effect *effect) {
+    return effect->kind == EFFECT_STEP        ? effect->u.plan->token_count
+           : effect->kind == EFFECT_LINK_SEND ? effect->u.send.component_first
+                                              : 0;
+}
+
+/* The whole story of a process at --log-level debug, on the clock that all programs of a host
+ * share: every event with its time, and what came of it. Beats and idle ticks are left out. */
+static void tell_turn(const struct shell *shell, const struct event *event, struct instant now) {
+    bool is_mail = event->kind == EVENT_STREAM_MAIL;
+    bool is_beat = is_mail && event->u.mail.message->kind == MESSAGE_BEAT;
+    if (event->kind != EVENT_TICK && !is_beat) {
+        LOG_DEBUG("event",
+                  LOG_TEXT("what", is_mail ? message_name(event->u.mail.message->kind)
+                                           : event_name(event->kind)),
+                  LOG_U64("number", event_number(event)), LOG_I64("at_us", now.ns / 1000));
+    }
+    for (uint32_t i = 0; i < shell->effects->count; i++) {
+        const struct effect *effect = &shell->effects->items[i];
+        bool is_send = effect->kind == EFFECT_STREAM_SEND;
+        if (!is_send || effect->u.message.kind != MESSAGE_BEAT) {
+            LOG_DEBUG("effect",
+                      LOG_TEXT("what", is_send ? message_name(effect->u.message.kind)
+                                               : effect_name(effect->kind)),
+                      LOG_U64("number", effect_number(effect)), LOG_I64("at_us", now.ns / 1000));
+        }
+    }
+}
+
 static void turn(struct shell *shell, const struct event *event) {
+    struct instant now = clock_now();
     shell->effects->count = 0;
-    shell->core.step(shell->core.core, event, clock_now(), shell->effects);
+    shell->core.step(shell->core.core, event, now, shell->effects);
+    if (log_is_on(LOG_LEVEL_DEBUG)) {
+        tell_turn(shell, event, now);
+    }
     for (uint32_t i = 0; i < shell->effects->count; i++) {
         carry_out(shell, &shell->effects->items[i]);
     }
