@@ -34,6 +34,48 @@ def arguments(text, **defaults):
     return parser.parse_args()
 
 
+class Pinned(clusters.Cluster):
+    """A cluster whose programs stay on given processors. pins: role -> as taskset -c takes it; none: on all."""
+
+    own_sessions = False
+    pins = {}
+
+    def place(self, id):
+        cpus = self.pins.get(id.split("-")[0])
+        return clusters.HOST, ["taskset", "-c", cpus] if cpus else []
+
+
+class Others:
+    """The share of the machine's processors that others than a cluster, its clients and we have used, while it is used as
+    a with block; also what the host kept."""
+
+    def __init__(self, made):
+        self.made = made
+        self.share = 0.0
+
+    def ours(self):
+        total = 0
+        for pid in (*clusters.marked_processes(self.made.state), os.getpid()):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+                fields = file.read().rsplit(")", 1)[1].split()
+                total += int(fields[11]) + int(fields[12])
+        # Children that have ended: the C clients.
+        return total + sum(os.times()[2:4]) * os.sysconf("SC_CLK_TCK")
+
+    def read(self):
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(each) for each in file.readline().split()[1:9]]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks), self.ours()
+
+    def __enter__(self):
+        self.first = self.read()
+        return self
+
+    def __exit__(self, *unused):
+        busy, total, ours = (now - then for now, then in zip(self.read(), self.first))
+        self.share = max(0.0, busy - ours) / max(1, total)
+
+
 @contextlib.contextmanager
 def cluster(prefill, decode, routers=1, router=(), workers=()):
     """A cluster in a temporary folder; when something fails the ends of its logs are printed."""

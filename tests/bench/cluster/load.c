@@ -1,6 +1,6 @@
 /* Clients of a live router, cheap enough to be ten thousand: the figures of this room.
  *
- * cluster_load aborts|crowd|hold --router HOST:PORT ...   (--help lists the flags)
+ * cluster_load aborts|crowd|hold|beside --router HOST:PORT ...   (--help lists the flags)
  *
  * aborts: keeps --live requests going and ends each at a random moment, by cancelling its call or
  *   by Abort, until --count were ended; prints one line for each request that is over:
@@ -8,6 +8,9 @@
  * programs'. crowd: starts --live streams, says "started", then "first" for each first token, until
  * killed. hold: opens --live streams and, once each has its first token, says "live"; measures for
  *   --seconds, prints one JSON object, cancels all and says "closed".
+ * beside: as hold, without asking; from the first measured second on there is always one more
+ *   request, with a prompt of --long tokens and one token of answer, the next as soon as one is
+ *   over. The JSON object has the time between two replies of all --live streams together.
  * One rpc thread and the main thread; `lock` guards everything that both touch. */
 #include <dirent.h>
 #include <inttypes.h>
@@ -30,7 +33,9 @@
 #define GENERATE     "/baton.v1.Inference/Generate"
 #define ABORT        "/baton.v1.Inference/Abort"
 #define CHANNELS_MAX 1024u
-#define PROMPT_MAX   448u  /* tokens, or bytes of a text */
+#define PROMPT_MAX   448u /* tokens, or bytes of a text */
+#define LONG_MAX     65536u
+#define GAPS_MAX     (1u << 22)
 #define OPENING_MAX  512u  /* hold: streams that wait for their first token, while it opens */
 #define CATCH_UP_MS  20    /* aborts: of starts that came too late */
 #define RETRY_AFTER  20    /* ms, of a request that was told to come back */
@@ -48,6 +53,7 @@ struct settings {
     uint32_t context;
     uint32_t max_tokens;
     uint32_t prompt;
+    uint32_t longs;
     uint32_t seed;
     uint32_t per_second;
     struct span seconds;
@@ -74,6 +80,7 @@ struct stream {
     struct instant last;
     struct span gap; /* longest between replies, while measured */
     uint64_t tokens;
+    bool is_long;
 };
 
 struct load {
@@ -98,6 +105,11 @@ struct load {
     bool is_leaving;
     uint64_t tokens; /* while measured */
     uint64_t replies;
+    uint32_t *long_tokens; /* beside: of the prompt, main thread */
+    int64_t *gaps;         /* beside: between replies of the streams, while measured; or NULL */
+    uint32_t gap_count;
+    int64_t *firsts; /* beside: from the start of a long request to its first token */
+    uint32_t first_count;
 };
 
 static volatile sig_atomic_t was_told_to_stop;
@@ -131,13 +143,19 @@ static void on_message(void *ctx, struct rpc_call_id call, const uint8_t *data, 
         stream->first = now;
         load->opening--;
         load->with_first++;
+        if (stream->is_long && load->is_measuring && load->first_count < GAPS_MAX) {
+            load->firsts[load->first_count++] = instant_since(now, stream->started).ns;
+        }
     } else if (load->is_measuring) {
         struct span gap = instant_since(now, stream->last);
         stream->gap = gap.ns > stream->gap.ns ? gap : stream->gap;
+        if (load->gaps != NULL && load->gap_count < GAPS_MAX) {
+            load->gaps[load->gap_count++] = gap.ns;
+        }
     }
     stream->last = now;
     stream->tokens += count;
-    if (load->is_measuring) {
+    if (load->is_measuring && !stream->is_long) {
         load->tokens += count;
         load->replies++;
     }
@@ -244,12 +262,29 @@ static struct span abort_delay(struct load *load) {
     return span_us(prng_below(&load->prng, most_us));
 }
 
+/* A long prompt that shares nothing with any other, and one token of answer. */
+static void request_fill_long(struct load *load, struct public_generate_request *request) {
+    const struct settings *settings = load->settings;
+    load->long_tokens[0] = 1;
+    for (uint32_t i = 1; i < settings->longs; i++) {
+        load->long_tokens[i] = FIRST_WORD + prng_below(&load->prng, WORDS);
+    }
+    request->tokens = load->long_tokens;
+    request->token_count = settings->longs;
+    request->has_max_tokens = true;
+    request->max_tokens = 1;
+    request->sampling.has_temperature = true;
+    request->sampling.ignore_eos = true;
+    (void)snprintf(request->model, LABEL_MAX, "%s", settings->model);
+}
+
 static void stream_start(struct load *load, struct stream *stream, uint32_t index) {
     struct public_generate_request request = {.is_tokens = true};
     uint32_t tokens[PROMPT_MAX];
     char text[PROMPT_MAX];
     pthread_mutex_lock(&load->lock);
     *stream = (struct stream){.load = load,
+                              .is_long = index >= load->settings->live,
                               .number = ++load->numbers,
                               .how = HOW_ALONE,
                               .is_live = true,
@@ -259,7 +294,11 @@ static void stream_start(struct load *load, struct stream *stream, uint32_t inde
     load->opening++;
     request_id(load, stream->number, request.request_label);
     pthread_mutex_unlock(&load->lock);
-    request_fill(load, &request, tokens, text);
+    if (stream->is_long) {
+        request_fill_long(load, &request);
+    } else {
+        request_fill(load, &request, tokens, text);
+    }
     stream->due = instant_add(stream->started, abort_delay(load));
     CHECK(public_generate_request_encode(&request, &load->out) == STATUS_OK);
     struct rpc_call_config config = {.method = GENERATE,
@@ -478,6 +517,77 @@ static void hold(struct load *load) {
     (void)fflush(stdout);
 }
 
+static double quantile_ms(int64_t *values, uint32_t count, double share) {
+    qsort(values, count, sizeof *values, by_value);
+    uint32_t at = (uint32_t)((double)count * share);
+    return count == 0 ? 0 : (double)values[at < count ? at : count - 1] / 1e6;
+}
+
+static void beside_tell(struct load *load, struct span took) {
+    pthread_mutex_lock(&load->lock);
+    load->is_measuring = false;
+    uint32_t still = load->live - (load->streams[load->settings->live].is_live ? 1 : 0);
+    int64_t *gaps = load->gaps;
+    uint32_t count = load->gap_count;
+    (void)printf(
+        "{\"live_last\": %u, \"seconds\": %.3f, \"tokens\": %" PRIu64
+        ", \"gaps\": %u, \"itl_ms_p50\": %.3f, \"itl_ms_p90\": %.3f, \"itl_ms_p99\": %.3f, "
+        "\"itl_ms_max\": %.3f, \"longs\": %u, \"long_ttft_ms_p50\": %.1f, "
+        "\"refused\": %u, \"failed\": %u}\n",
+        still, span_to_seconds(took), load->tokens, count, quantile_ms(gaps, count, 0.5),
+        quantile_ms(gaps, count, 0.9), quantile_ms(gaps, count, 0.99), quantile_ms(gaps, count, 1),
+        load->first_count, quantile_ms(load->firsts, load->first_count, 0.5), load->refused,
+        load->failed);
+    (void)fflush(stdout);
+    pthread_mutex_unlock(&load->lock);
+}
+
+static void beside(struct load *load) {
+    const struct settings *settings = load->settings;
+    load->gaps = calloc(GAPS_MAX, sizeof *load->gaps);
+    load->firsts = calloc(GAPS_MAX, sizeof *load->firsts);
+    load->long_tokens = calloc(LONG_MAX, sizeof *load->long_tokens);
+    CHECK(load->gaps != NULL && load->firsts != NULL && load->long_tokens != NULL);
+    if (!hold_open(load)) {
+        return;
+    }
+    pthread_mutex_lock(&load->lock);
+    load->is_measuring = true;
+    pthread_mutex_unlock(&load->lock);
+    struct stream *extra = &load->streams[settings->live];
+    struct instant began = clock_now();
+    struct instant until = instant_add(began, settings->seconds);
+    while (was_told_to_stop == 0 && !instant_reached(clock_now(), until)) {
+        pthread_mutex_lock(&load->lock);
+        bool can_start =
+            settings->longs > 0 && !extra->is_live && instant_reached(clock_now(), extra->start_at);
+        pthread_mutex_unlock(&load->lock);
+        if (can_start) {
+            stream_start(load, extra, settings->live);
+        }
+        pause_us(500);
+    }
+    beside_tell(load, instant_since(clock_now(), began));
+    pthread_mutex_lock(&load->lock);
+    load->is_leaving = true;
+    pthread_mutex_unlock(&load->lock);
+    for (uint32_t i = 0; i <= settings->live; i++) {
+        pthread_mutex_lock(&load->lock);
+        bool is_live = load->streams[i].is_live;
+        load->streams[i].how = HOW_CANCEL;
+        pthread_mutex_unlock(&load->lock);
+        if (is_live) {
+            rpc_call_cancel(load->rpc, load->streams[i].call);
+        }
+    }
+    while (load_read(load, &load->live) > 0 && was_told_to_stop == 0) {
+        pause_us(1000);
+    }
+    free(load->gaps);
+    free(load->firsts);
+    free(load->long_tokens);
+}
+
 #define AT(member_) .offset = offsetof(struct settings, member_)
 
 static const struct config_entry entries[] = {
@@ -546,6 +656,13 @@ static const struct config_entry entries[] = {
      .value = "0",
      .most = PROMPT_MAX,
      AT(prompt)},
+    {.flag = "long",
+     .type = CONFIG_U32,
+     .unit = "tokens",
+     .help = "beside: of the prompts beside the streams; 0: there are none",
+     .value = "0",
+     .most = LONG_MAX,
+     AT(longs)},
     {.flag = "seed", .type = CONFIG_U32, .help = "of all that is random", .value = "1", AT(seed)},
     {.flag = "per-second",
      .type = CONFIG_U32,
@@ -556,7 +673,7 @@ static const struct config_entry entries[] = {
      AT(per_second)},
     {.flag = "seconds",
      .type = CONFIG_DURATION,
-     .help = "hold: that are measured",
+     .help = "hold, beside: that are measured",
      .value = "5s",
      .least = 10,
      .most = 3600000,
@@ -581,7 +698,7 @@ static const struct config_program program = {
     .summary = "Clients of a live router for the benchmarks of a cluster.",
     .entries = entries,
     .count = sizeof entries / sizeof entries[0],
-    .operands = "aborts|crowd|hold",
+    .operands = "aborts|crowd|hold|beside",
     .operands_offset = offsetof(struct settings, operands)};
 
 static void channels_open(struct load *load) {
@@ -604,12 +721,13 @@ int main(int argc, char **argv) {
         return code;
     }
     const char *mode = settings.operands.count == 1 ? settings.operands.values[0] : "";
-    void (*run)(struct load * load) = strcmp(mode, "aborts") == 0  ? aborts
-                                      : strcmp(mode, "crowd") == 0 ? crowd
-                                      : strcmp(mode, "hold") == 0  ? hold
-                                                                   : NULL;
+    void (*run)(struct load * load) = strcmp(mode, "aborts") == 0   ? aborts
+                                      : strcmp(mode, "crowd") == 0  ? crowd
+                                      : strcmp(mode, "hold") == 0   ? hold
+                                      : strcmp(mode, "beside") == 0 ? beside
+                                                                    : NULL;
     if (run == NULL) {
-        (void)fprintf(stderr, "cluster_load: say one of aborts, crowd, hold\n");
+        (void)fprintf(stderr, "cluster_load: say one of aborts, crowd, hold, beside\n");
         return 2;
     }
     struct sigaction action = {.sa_handler = on_signal};
@@ -617,7 +735,7 @@ int main(int argc, char **argv) {
     static struct load load;
     load.settings = &settings;
     load.prng.state = settings.seed;
-    load.streams = calloc(settings.live, sizeof *load.streams);
+    load.streams = calloc((size_t)settings.live + 1, sizeof *load.streams);
     CHECK(load.streams != NULL && pthread_mutex_init(&load.lock, NULL) == 0);
     struct rpc_config rpc = {.calls_max = 2 * settings.live + 1024};
     CHECK(rpc_create(&rpc, &load.rpc) == STATUS_OK);
