@@ -40,6 +40,11 @@ static void decode_layout(struct decode_core *core, const struct decode_config *
     core->row_pages = arena_take(arena, row_pages * sizeof(uint32_t));
     core->out_attempts = arena_take(arena, (uint64_t)config->rows_max * sizeof(uint64_t));
     core->out_tokens = arena_take(arena, (uint64_t)config->rows_max * sizeof(uint32_t));
+    uint64_t tops = (uint64_t)config->rows_max * LOGPROBS_TOP_MAX;
+    core->out_logprobs = arena_take(arena, (uint64_t)config->rows_max * sizeof(float));
+    core->out_top_counts = arena_take(arena, (uint64_t)config->rows_max * sizeof(uint32_t));
+    core->out_top_tokens = arena_take(arena, tops * sizeof(uint32_t));
+    core->out_top_logprobs = arena_take(arena, tops * sizeof(float));
     core->results = arena_take(arena, (uint64_t)config->rows_max * sizeof *core->results);
     core->finish = arena_take(arena, config->rows_max);
     core->ids = arena_take(arena, (uint64_t)MESSAGE_IDS_MAX * sizeof(uint64_t));
@@ -649,26 +654,56 @@ static enum finish decode_apply(struct decode_core *core, struct decode_entry *e
     return decode_finish(core, entry, result->token);
 }
 
+/* Notes the logprobs of the token `at` of a step, where its request wants them. */
+static void decode_note_logprobs(struct decode_core *core, const struct decode_entry *entry,
+                                 const struct step_result *result, uint32_t at,
+                                 uint32_t *tops_used) {
+    bool is_wanted = entry->sampling.logprobs > 0;
+    uint32_t count = is_wanted ? result->top_count : 0;
+    CHECK_OP(count, <=, LOGPROBS_TOP_MAX);
+    core->out_logprobs[at] = is_wanted ? result->logprob : 0.0f;
+    core->out_top_counts[at] = is_wanted ? 1 + count : 0;
+    memcpy(core->out_top_tokens + *tops_used, result->top_tokens, count * sizeof(uint32_t));
+    memcpy(core->out_top_logprobs + *tops_used, result->top_logprobs, count * sizeof(float));
+    *tops_used += count;
+}
+
+/* What of a step has been put into messages: tokens, and alternatives of tokens. */
+struct decode_told {
+    uint32_t tokens;
+    uint32_t tops;
+};
+
 /* The tokens of one router's requests in one message, then the ends that they brought. */
 static void decode_tell(struct decode_core *core, uint32_t session_index, const uint8_t *finish,
-                        const struct step_result *const *results, uint32_t *used,
+                        const struct step_result *const *results, struct decode_told *told,
                         struct effects *out) {
     struct session *session = &core->node.sessions[session_index];
-    uint32_t first = *used;
+    struct decode_told first = *told;
+    bool has_logprobs = false;
     for (uint32_t i = 0; i < core->plan.row_count; i++) {
         struct decode_entry *entry = decode_by_slot(core, (struct slot_id){core->rows[i].entry});
         if (results[i] != NULL && entry != NULL && entry->state == DECODE_RUNNING &&
             entry->router == session_index) {
-            core->out_attempts[*used] = entry->attempt.v;
-            core->out_tokens[*used] = results[i]->token;
-            (*used)++;
+            core->out_attempts[told->tokens] = entry->attempt.v;
+            core->out_tokens[told->tokens] = results[i]->token;
+            decode_note_logprobs(core, entry, results[i], told->tokens, &told->tops);
+            has_logprobs = has_logprobs || entry->sampling.logprobs > 0;
+            told->tokens++;
         }
     }
-    if (*used > first) {
+    if (told->tokens > first.tokens) {
         struct message *tokens = node_send(&core->node, session, MESSAGE_TOKENS, out);
-        tokens->u.tokens.count = *used - first;
-        tokens->u.tokens.attempts = core->out_attempts + first;
-        tokens->u.tokens.tokens = core->out_tokens + first;
+        tokens->u.tokens.count = told->tokens - first.tokens;
+        tokens->u.tokens.attempts = core->out_attempts + first.tokens;
+        tokens->u.tokens.tokens = core->out_tokens + first.tokens;
+        if (has_logprobs) {
+            tokens->u.tokens.logprobs = core->out_logprobs + first.tokens;
+            tokens->u.tokens.top_counts = core->out_top_counts + first.tokens;
+            tokens->u.tokens.top_count = told->tops - first.tops;
+            tokens->u.tokens.top_tokens = core->out_top_tokens + first.tops;
+            tokens->u.tokens.top_logprobs = core->out_top_logprobs + first.tops;
+        }
     }
     for (uint32_t i = 0; i < core->plan.row_count; i++) {
         struct decode_entry *entry = decode_by_slot(core, (struct slot_id){core->rows[i].entry});
@@ -719,11 +754,11 @@ static void decode_step_done(struct decode_core *core, const struct event *event
         finish[i] = (uint8_t)decode_apply(core, entry, row, result, out);
         results[i] = row->is_sampled ? result : NULL;
     }
-    uint32_t used = 0;
+    struct decode_told told = {0};
     for (uint32_t i = 0; i < core->node.config.sessions_max; i++) {
         if (core->node.sessions[i].role == ROLE_ROUTER &&
             session_is_live(&core->node.sessions[i])) {
-            decode_tell(core, i, finish, results, &used, out);
+            decode_tell(core, i, finish, results, &told, out);
         }
     }
     /* A finished row whose router is gone is left to the end of that router's session. */

@@ -116,6 +116,10 @@ struct decode_core {
     /* scratch that effects point into */
     uint64_t *out_attempts;
     uint32_t *out_tokens;
+    float *out_logprobs;
+    uint32_t *out_top_counts;
+    uint32_t *out_top_tokens; /* [rows_max * LOGPROBS_TOP_MAX] */
+    float *out_top_logprobs;
     uint64_t *ids;
     uint32_t ids_used;
 };

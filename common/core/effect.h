@@ -71,6 +71,12 @@ struct effect {
             struct call_id call;
             const uint32_t *tokens;
             uint32_t token_count;
+            /* of the one token, if the request wants logprobs; as in struct step_result */
+            bool has_logprobs;
+            float logprob;
+            uint32_t top_count;
+            uint32_t top_tokens[LOGPROBS_TOP_MAX];
+            float top_logprobs[LOGPROBS_TOP_MAX];
         } deliver;
         struct {
             uint64_t request;

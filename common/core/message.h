@@ -199,6 +199,12 @@ struct message {
             uint32_t count; /* attempts and tokens in parallel, one pair per token */
             const uint64_t *attempts;
             const uint32_t *tokens;
+            /* NULL and 0 unless one of these requests wants logprobs */
+            const float *logprobs;      /* [count] */
+            const uint32_t *top_counts; /* [count]: 0 = not wanted, else 1 + its alternatives */
+            uint32_t top_count;         /* alternatives of all tokens, one after the other */
+            const uint32_t *top_tokens; /* [top_count] */
+            const float *top_logprobs;  /* [top_count] */
         } tokens;
         struct {
             struct attempt_id attempt;

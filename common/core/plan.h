@@ -49,7 +49,12 @@ struct step_result {
     uint64_t entry;
     uint32_t token; /* valid if the row was sampled and is_valid */
     bool is_valid;  /* false: logits were not finite, or nothing was to be sampled */
-    float logprob;  /* natural log of the chosen token's probability before penalties */
+    float logprob;  /* natural log of the chosen token's probability before penalties; finite */
+    /* The most likely tokens before penalties, the likeliest first, ties by id: as many as
+     * sampling.logprobs wants and the vocabulary has. */
+    uint32_t top_count;
+    uint32_t top_tokens[LOGPROBS_TOP_MAX];
+    float top_logprobs[LOGPROBS_TOP_MAX];
 };
 
 #endif

@@ -692,8 +692,34 @@ static void request_count_token(struct router_core *core, const struct request *
     }
 }
 
-static void request_token(struct router_core *core, struct request *request, uint32_t token,
-                          struct effects *out) {
+/* One token of a message, with what came beside it. */
+struct router_token {
+    uint32_t token;
+    float logprob;
+    uint32_t top_count; /* as in the message: 0 = no logprobs, else 1 + alternatives */
+    const uint32_t *top_tokens;
+    const float *top_logprobs;
+};
+
+static void deliver_logprobs(struct effect *effect, const struct router_token *token) {
+    uint32_t count = token->top_count - 1;
+    CHECK_OP(count, <=, LOGPROBS_TOP_MAX);
+    effect->u.deliver.has_logprobs = true;
+    effect->u.deliver.logprob = token->logprob;
+    effect->u.deliver.top_count = count;
+    if (count > 0) {
+        memcpy(effect->u.deliver.top_tokens, token->top_tokens, count * sizeof(uint32_t));
+        memcpy(effect->u.deliver.top_logprobs, token->top_logprobs, count * sizeof(float));
+    }
+}
+
+static void request_token(struct router_core *core, struct request *request,
+                          const struct router_token *token, struct effects *out) {
+    uint32_t wanted = request->sampling.logprobs;
+    if (wanted > 0 && (token->top_count == 0 || token->top_count > wanted)) {
+        request_retry(core, request, CAUSE_MISMATCH, out); /* a worker that knows no logprobs */
+        return;
+    }
     if (request->state != REQUEST_STREAMING) {
         request_move(core, request, REQUEST_STREAMING, INSTANT_NEVER);
     }
@@ -711,19 +737,31 @@ static void request_token(struct router_core *core, struct request *request, uin
                   core->workers[request->decode].info.numerics);
     }
     uint32_t *tokens = request_tokens(core, request);
-    tokens[request->token_count++] = token;
+    tokens[request->token_count++] = token->token;
     node_progressed(&core->node);
     struct effect *effect = effects_add(out, EFFECT_DELIVER);
     effect->u.deliver.request = request->id;
     effect->u.deliver.call = request->call;
     effect->u.deliver.tokens = &tokens[request->token_count - 1];
     effect->u.deliver.token_count = 1;
+    if (wanted > 0) {
+        deliver_logprobs(effect, token);
+    }
 }
 
 static void router_tokens(struct router_core *core, struct session *session,
                           const struct message *message, struct effects *out) {
+    uint32_t top = 0;
     for (uint32_t i = 0; i < message->u.tokens.count; i++) {
         struct attempt_id attempt = {message->u.tokens.attempts[i]};
+        struct router_token token = {.token = message->u.tokens.tokens[i]};
+        if (message->u.tokens.top_counts != NULL) {
+            token.logprob = message->u.tokens.logprobs[i];
+            token.top_count = message->u.tokens.top_counts[i];
+            token.top_tokens = message->u.tokens.top_tokens + top;
+            token.top_logprobs = message->u.tokens.top_logprobs + top;
+            top += token.top_count > 0 ? token.top_count - 1 : 0;
+        }
         struct request *request = request_by_attempt(core, attempt);
         if (request == NULL || !request_has_decode(request, session)) {
             core->node.stats.stale_events++; /* I15: a superseded attempt's output */
@@ -736,7 +774,7 @@ static void router_tokens(struct router_core *core, struct session *session,
             node_end(&core->node, session, CAUSE_SESSION_ERROR, out);
             return;
         }
-        request_token(core, request, message->u.tokens.tokens[i], out);
+        request_token(core, request, &token, out);
     }
 }
 
@@ -1070,6 +1108,14 @@ static const char *request_invalid(struct router_core *core, struct request *req
     return NULL;
 }
 
+/* Words of one request: its tokens, and beside them what is held of its logprobs while the client
+ * does not read: the log, the count, and two words for each alternative. */
+static uint64_t request_words(const struct event *event) {
+    uint32_t logprobs = event->u.tokenized.sampling->logprobs;
+    uint64_t beside = logprobs == 0 ? 0 : 2 * (uint64_t)logprobs;
+    return event->u.tokenized.token_count + event->u.tokenized.max_tokens * (1 + beside);
+}
+
 static void router_tokenized(struct router_core *core, const struct event *event,
                              struct effects *out) {
     struct request *request = request_by_id(core, event->u.tokenized.request);
@@ -1096,7 +1142,9 @@ static void router_tokenized(struct router_core *core, const struct event *event
     }
     uint32_t count = event->u.tokenized.token_count;
     uint32_t max_tokens = event->u.tokenized.max_tokens;
-    if (words_take(&core->words, count + max_tokens, &request->words) != STATUS_OK) {
+    uint64_t words = request_words(event);
+    if (words > UINT32_MAX ||
+        words_take(&core->words, (uint32_t)words, &request->words) != STATUS_OK) {
         request->words = WORDS_NONE;
         request_fail(core, request, CAUSE_BUSY, STATUS_BUSY,
                      "the router's token store is full: try again later", 1000, out);

@@ -10,6 +10,7 @@
 
 #define SAMPLING_STOP_TOKENS_MAX 16u
 #define SAMPLING_BIAS_MAX        64u
+#define LOGPROBS_TOP_MAX         20u
 
 struct sampling {
     uint64_t seed;
@@ -29,6 +30,7 @@ struct sampling {
         float bias; /* [-100, 100], added to the logit */
     } biases[SAMPLING_BIAS_MAX];
     bool ignore_eos;
+    uint32_t logprobs; /* 0 = none wanted; else 1 + the alternatives of each token */
 };
 
 static inline bool sampling_needs_history(const struct sampling *sampling) {

@@ -185,6 +185,9 @@ static void sample_part(void *context, uint32_t part, uint32_t worker) {
     result->token = choice.token;
     result->logprob = choice.logprob;
     result->is_valid = choice.is_valid;
+    result->top_count = choice.top_count;
+    memcpy(result->top_tokens, choice.top_tokens, choice.top_count * sizeof(uint32_t));
+    memcpy(result->top_logprobs, choice.top_logprobs, choice.top_count * sizeof(float));
 }
 
 /* Sleeps in slices, so that the watchdog sees a slow engine and not a dead one. */

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/prng.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -258,6 +259,37 @@ static uint32_t draw(const struct sampler_input *input, struct candidate *candid
     return candidates[last].token;
 }
 
+/* Logits so far apart that a float cannot say it are as far apart as one can say. */
+static float logprob_of(float logit, double normalizer) {
+    double logprob = (double)logit - normalizer;
+    return logprob < -(double)FLT_MAX ? -FLT_MAX : (float)logprob;
+}
+
+/* The first `wanted` by logit; ids come in ascending order, so that a tie stays behind. */
+static void tops_find(const float *logits, uint32_t count, uint32_t wanted, double normalizer,
+                      struct sampler_choice *choice) {
+    float best[LOGPROBS_TOP_MAX];
+    uint32_t found = 0;
+    wanted = wanted < count ? wanted : count;
+    for (uint32_t i = 0; i < count && wanted > 0; i++) {
+        if (found == wanted && logits[i] <= best[found - 1]) {
+            continue;
+        }
+        uint32_t at = found < wanted ? found++ : found - 1;
+        while (at > 0 && logits[i] > best[at - 1]) {
+            best[at] = best[at - 1];
+            choice->top_tokens[at] = choice->top_tokens[at - 1];
+            at--;
+        }
+        best[at] = logits[i];
+        choice->top_tokens[at] = i;
+    }
+    for (uint32_t i = 0; i < found; i++) {
+        choice->top_logprobs[i] = logprob_of(best[i], normalizer);
+    }
+    choice->top_count = found;
+}
+
 struct sampler_choice sampler_choose(const struct sampler_input *input) {
     struct sampler_choice choice = {0};
     uint32_t count = input->vocab_count;
@@ -280,7 +312,11 @@ struct sampler_choice sampler_choose(const struct sampler_input *input) {
         token = draw(input, candidates, input->logits[token]);
     }
     choice.token = token;
-    choice.logprob = (float)((double)untouched[token] - normalizer);
+    choice.logprob = logprob_of(untouched[token], normalizer);
+    if (input->sampling->logprobs > 1) {
+        CHECK_OP(input->sampling->logprobs, <=, 1 + LOGPROBS_TOP_MAX);
+        tops_find(untouched, count, input->sampling->logprobs - 1, normalizer, &choice);
+    }
     choice.is_valid = true;
     return choice;
 }

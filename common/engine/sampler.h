@@ -27,8 +27,13 @@ struct sampler_input {
 
 struct sampler_choice {
     uint32_t token;
-    float logprob; /* natural log of the token's probability under the untouched logits */
+    float logprob; /* natural log of the token's probability under the untouched logits; finite */
     bool is_valid; /* false: a logit was NaN or infinite, or nothing was left to choose */
+    /* The most likely tokens under the untouched logits, the likeliest first, ties by id: as many
+     * as sampling.logprobs wants, at most vocab_count. */
+    uint32_t top_count;
+    uint32_t top_tokens[LOGPROBS_TOP_MAX];
+    float top_logprobs[LOGPROBS_TOP_MAX];
 };
 
 uint64_t sampler_scratch_bytes(uint32_t vocab_count);

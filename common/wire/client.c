@@ -143,6 +143,44 @@ static bool trace_take(const Baton__V1__Trace *from, struct public_trace *to) {
            label_take(from->decode_worker, to->decode_worker);
 }
 
+/* Parallel arrays of a reply's logprobs, in the arena. */
+static enum status logprobs_take(const Baton__V1__GenerateReply *from, struct wire_arena *arena,
+                                 struct public_logprobs *to) {
+    if (from->n_logprobs == 0) {
+        return STATUS_OK;
+    }
+    size_t total = 0;
+    for (size_t i = 0; i < from->n_logprobs; i++) {
+        total += from->logprobs[i]->n_top_token_ids;
+        if (from->logprobs[i]->n_top_token_ids != from->logprobs[i]->n_top_logprobs) {
+            return STATUS_CORRUPT;
+        }
+    }
+    if (from->n_logprobs != from->n_token_ids) {
+        return STATUS_CORRUPT;
+    }
+    wire_arena_allow(arena, WIRE_ARENA_MAX);
+    float *logprobs = wire_arena_alloc(arena, from->n_logprobs * sizeof *logprobs);
+    uint32_t *top_counts = wire_arena_alloc(arena, from->n_logprobs * sizeof *top_counts);
+    uint32_t *top_tokens = wire_arena_alloc(arena, total * sizeof *top_tokens);
+    float *top_logprobs = wire_arena_alloc(arena, total * sizeof *top_logprobs);
+    if (logprobs == NULL || top_counts == NULL || top_tokens == NULL || top_logprobs == NULL) {
+        return STATUS_CORRUPT;
+    }
+    size_t top = 0;
+    for (size_t i = 0; i < from->n_logprobs; i++) {
+        const Baton__V1__TokenLogprobs *item = from->logprobs[i];
+        logprobs[i] = item->logprob;
+        top_counts[i] = (uint32_t)item->n_top_token_ids;
+        for (size_t k = 0; k < item->n_top_token_ids; k++, top++) {
+            top_tokens[top] = item->top_token_ids[k];
+            top_logprobs[top] = item->top_logprobs[k];
+        }
+    }
+    *to = (struct public_logprobs){logprobs, top_counts, top_tokens, top_logprobs};
+    return STATUS_OK;
+}
+
 enum status public_generate_reply_decode(struct bytes bytes, struct wire_arena *arena,
                                          struct public_generate_reply *out) {
     const void *unpacked =
@@ -159,6 +197,9 @@ enum status public_generate_reply_decode(struct bytes bytes, struct wire_arena *
     };
     if (!finish_take(from->finish_reason, &reply.finish) ||
         !utf8_is_valid(reply.text.data, reply.text.len)) {
+        return STATUS_CORRUPT;
+    }
+    if (logprobs_take(from, arena, &reply.logprobs) != STATUS_OK) {
         return STATUS_CORRUPT;
     }
     if (from->usage != NULL) {

@@ -299,8 +299,37 @@ enum status public_list_models_request_decode(struct bytes bytes, struct wire_ar
 
 /* --- replies, as the router writes them --- */
 
+/* Points the message at the reply's logprobs; what it needs beside them is taken from the arena. */
+static bool logprobs_fill(const struct public_generate_reply *reply, struct wire_arena *scratch,
+                          Baton__V1__GenerateReply *to) {
+    size_t count = reply->token_count;
+    wire_arena_allow(scratch, WIRE_ARENA_MAX);
+    Baton__V1__TokenLogprobs **pointers = wire_arena_alloc(scratch, count * sizeof *pointers);
+    Baton__V1__TokenLogprobs *items = wire_arena_alloc(scratch, count * sizeof *items);
+    if (pointers == NULL || items == NULL) {
+        return false;
+    }
+    size_t top = 0;
+    for (size_t i = 0; i < count; i++) {
+        baton__v1__token_logprobs__init(&items[i]);
+        items[i].logprob = reply->logprobs.logprobs[i];
+        items[i].n_top_token_ids = reply->logprobs.top_counts[i];
+        items[i].n_top_logprobs = reply->logprobs.top_counts[i];
+        if (reply->logprobs.top_counts[i] > 0) {
+            items[i].top_token_ids = wire_borrow(reply->logprobs.top_tokens + top);
+            items[i].top_logprobs = wire_borrow(reply->logprobs.top_logprobs + top);
+            top += reply->logprobs.top_counts[i];
+        }
+        pointers[i] = &items[i];
+    }
+    to->n_logprobs = count;
+    to->logprobs = pointers;
+    return true;
+}
+
 enum status public_generate_reply_encode(const struct public_generate_reply *reply,
                                          struct wire_buffer *out) {
+    struct wire_arena scratch = {0};
     Baton__V1__Usage usage = BATON__V1__USAGE__INIT;
     Baton__V1__Trace trace = BATON__V1__TRACE__INIT;
     Baton__V1__GenerateReply message = BATON__V1__GENERATE_REPLY__INIT;
@@ -329,7 +358,10 @@ enum status public_generate_reply_encode(const struct public_generate_reply *rep
         }
         message.trace = &trace;
     }
-    enum status status = wire_pack(&message.base, out);
+    out->len = 0;
+    bool is_filled = reply->logprobs.logprobs == NULL || logprobs_fill(reply, &scratch, &message);
+    enum status status = is_filled ? wire_pack(&message.base, out) : STATUS_RANGE;
+    wire_arena_fini(&scratch);
     if (status == STATUS_OK && reply->text.len > 0) {
         status = wire_append(out, FIELD_REPLY_TEXT, reply->text);
     }

@@ -98,11 +98,20 @@ struct public_trace {
     float kv_exposed_ms; /* KV time that computing the prompt did not hide */
 };
 
+/* Of the tokens of one reply, in parallel. */
+struct public_logprobs {
+    const float *logprobs;      /* [token_count]; NULL = none were asked for */
+    const uint32_t *top_counts; /* [token_count]: alternatives of each token */
+    const uint32_t *top_tokens; /* of all tokens, one token's after the other */
+    const float *top_logprobs;
+};
+
 struct public_generate_reply {
     uint32_t token_count;
     const uint32_t *tokens; /* new since the last reply */
-    struct bytes text;      /* new since the last reply, UTF-8 */
-    enum finish finish;     /* FINISH_NONE except in the last reply */
+    struct public_logprobs logprobs;
+    struct bytes text;  /* new since the last reply, UTF-8 */
+    enum finish finish; /* FINISH_NONE except in the last reply */
     bool has_usage;
     struct usage usage;
     uint64_t seed;       /* the one used; sent with usage */
@@ -139,7 +148,7 @@ struct public_model {
 /* Checks what the client asked for and completes it: the request's value, else the model's, else
  * off (temperature and repetition_penalty 1). drawn_seed is used when none is set; max_tokens 0 =
  * not set. Duplicate logit_bias keys: the last wins, as in every map.
- * Returns STATUS_INVALID or STATUS_UNSUPPORTED (logprobs) with one sentence; out is then untouched.
+ * Returns STATUS_INVALID with one sentence; out is then untouched.
  * PURE: the same arguments give the same result. */
 MUST_USE enum status public_sampling_resolve(const struct public_sampling *sampling,
                                              const struct generation_defaults *defaults,

@@ -198,9 +198,11 @@ enum status public_sampling_resolve(const struct public_sampling *sampling,
                                     const struct generation_defaults *defaults, uint64_t drawn_seed,
                                     uint32_t max_tokens, struct sampling *out,
                                     struct writer *error) {
-    if (sampling->has_logprobs) {
-        writer_text(error, "logprobs is not served by this version: leave it unset");
-        return STATUS_UNSUPPORTED;
+    if (sampling->has_logprobs && sampling->logprobs > LOGPROBS_TOP_MAX) {
+        writer_printf(error,
+                      "logprobs is %u: it must be at most %u, the alternatives of each token",
+                      (unsigned)sampling->logprobs, LOGPROBS_TOP_MAX);
+        return STATUS_INVALID;
     }
     if (max_tokens > 0 && sampling->min_tokens > max_tokens) {
         writer_printf(error, "min_tokens is %u: it must be at most max_tokens, which is %u",
@@ -209,7 +211,8 @@ enum status public_sampling_resolve(const struct public_sampling *sampling,
     }
     struct sampling resolved = {.seed = sampling->has_seed ? sampling->seed : drawn_seed,
                                 .min_tokens = sampling->min_tokens,
-                                .ignore_eos = sampling->ignore_eos};
+                                .ignore_eos = sampling->ignore_eos,
+                                .logprobs = sampling->has_logprobs ? 1 + sampling->logprobs : 0};
     enum status status = numbers_resolve(sampling, defaults, &resolved, error);
     if (status == STATUS_OK) {
         status = stops_check(sampling, error);

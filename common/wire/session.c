@@ -39,7 +39,7 @@ static bool sampling_is_valid(const struct sampling *sampling) {
         !is_in(sampling->presence_penalty, -2.0f, 2.0f) ||
         !isfinite(sampling->repetition_penalty) || sampling->repetition_penalty <= 0.0f ||
         sampling->stop_token_count > SAMPLING_STOP_TOKENS_MAX ||
-        sampling->bias_count > SAMPLING_BIAS_MAX) {
+        sampling->bias_count > SAMPLING_BIAS_MAX || sampling->logprobs > 1 + LOGPROBS_TOP_MAX) {
         return false;
     }
     for (uint32_t i = 0; i < sampling->bias_count; i++) {
@@ -60,6 +60,40 @@ static bool ids_are_valid(const uint64_t *ids, uint32_t count) {
         }
     }
     return true;
+}
+
+/* Natural logs of probabilities. */
+static bool logprobs_are_valid(const float *logprobs, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        if (!isfinite(logprobs[i]) || logprobs[i] > 0.0f) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool tokens_are_valid(const struct message *message) {
+    uint32_t count = message->u.tokens.count;
+    if (!ids_are_valid(message->u.tokens.attempts, count) ||
+        (count > 0 && message->u.tokens.tokens == NULL)) {
+        return false;
+    }
+    const uint32_t *top_counts = message->u.tokens.top_counts;
+    if (top_counts == NULL) {
+        return message->u.tokens.logprobs == NULL && message->u.tokens.top_count == 0;
+    }
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (top_counts[i] > 1 + LOGPROBS_TOP_MAX) {
+            return false;
+        }
+        total += top_counts[i] > 0 ? top_counts[i] - 1 : 0;
+    }
+    return total == message->u.tokens.top_count && message->u.tokens.logprobs != NULL &&
+           (total == 0 ||
+            (message->u.tokens.top_tokens != NULL && message->u.tokens.top_logprobs != NULL)) &&
+           logprobs_are_valid(message->u.tokens.logprobs, count) &&
+           logprobs_are_valid(message->u.tokens.top_logprobs, (uint32_t)total);
 }
 
 static bool cause_is_valid(enum cause cause) {
@@ -114,9 +148,7 @@ static bool message_is_valid(const struct message *message) {
         return message->u.refuse.slot.v != 0 && cause_is_valid(message->u.refuse.cause);
     case MESSAGE_FIN: return message->u.fin.slot.v != 0;
     case MESSAGE_COMMIT: return message->u.commit.slot.v != 0;
-    case MESSAGE_TOKENS:
-        return ids_are_valid(message->u.tokens.attempts, message->u.tokens.count) &&
-               (message->u.tokens.count == 0 || message->u.tokens.tokens != NULL);
+    case MESSAGE_TOKENS: return tokens_are_valid(message);
     case MESSAGE_END:
         return message->u.end.attempt.v != 0 && outcome_is_valid(message->u.end.outcome) &&
                cause_is_valid(message->u.end.cause) && message->u.end.finish >= FINISH_NONE &&
@@ -162,6 +194,7 @@ static void sampling_fill(const struct sampling *from, struct sampling_pb *to) {
     to->message.n_biases = from->bias_count;
     to->message.biases = to->biases;
     to->message.ignore_eos = from->ignore_eos;
+    to->message.logprobs = from->logprobs;
 }
 
 static enum status encode_hello(const struct message *message, Baton__Peer__V1__Envelope *envelope,
@@ -336,6 +369,16 @@ static enum status encode_tokens(const struct message *message, Baton__Peer__V1_
     tokens.attempts = wire_borrow(message->u.tokens.attempts);
     tokens.n_tokens = message->u.tokens.count;
     tokens.tokens = wire_borrow(message->u.tokens.tokens);
+    if (message->u.tokens.top_counts != NULL) {
+        tokens.n_logprobs = message->u.tokens.count;
+        tokens.logprobs = wire_borrow(message->u.tokens.logprobs);
+        tokens.n_top_counts = message->u.tokens.count;
+        tokens.top_counts = wire_borrow(message->u.tokens.top_counts);
+        tokens.n_top_tokens = message->u.tokens.top_count;
+        tokens.top_tokens = wire_borrow(message->u.tokens.top_tokens);
+        tokens.n_top_logprobs = message->u.tokens.top_count;
+        tokens.top_logprobs = wire_borrow(message->u.tokens.top_logprobs);
+    }
     envelope->tokens = &tokens;
     return wire_pack(&envelope->base, out);
 }
@@ -491,6 +534,7 @@ static bool sampling_take(const Baton__Peer__V1__Sampling *from, struct sampling
     to->repetition_penalty = from->repetition_penalty;
     to->min_tokens = from->min_tokens;
     to->ignore_eos = from->ignore_eos;
+    to->logprobs = from->logprobs;
     to->stop_token_count = (uint32_t)from->n_stop_tokens;
     for (size_t i = 0; i < from->n_stop_tokens; i++) {
         to->stop_tokens[i] = from->stop_tokens[i];
@@ -574,7 +618,17 @@ static bool decode_slot_cause(const Baton__Peer__V1__SlotCause *from, struct mes
 static bool decode_tokens(const Baton__Peer__V1__Tokens *tokens, struct message *out) {
     out->u.tokens.attempts = tokens->attempts;
     out->u.tokens.tokens = tokens->tokens;
-    return tokens->n_tokens == tokens->n_attempts &&
+    if (tokens->n_top_counts > 0) {
+        out->u.tokens.logprobs = tokens->logprobs;
+        out->u.tokens.top_counts = tokens->top_counts;
+        out->u.tokens.top_tokens = tokens->top_tokens;
+        out->u.tokens.top_logprobs = tokens->top_logprobs;
+    }
+    bool has_all = tokens->n_logprobs == tokens->n_top_counts &&
+                   tokens->n_top_logprobs == tokens->n_top_tokens &&
+                   (tokens->n_top_counts == 0 || tokens->n_top_counts == tokens->n_attempts);
+    return has_all && tokens->n_tokens == tokens->n_attempts &&
+           count_take(tokens->n_top_tokens, &out->u.tokens.top_count) &&
            count_take(tokens->n_attempts, &out->u.tokens.count);
 }
 

@@ -6,6 +6,7 @@
  * the same whatever it is sent. Memory: references of the rpc side (until on_closed), of the core
  * (from CLIENT_OPEN until the core has forgotten the request) and of its text thread. */
 #include "services/router/router.h"
+#include "services/router/token_queue.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 
 #define CLIENT_TEXT_MAX   (64u * 1024u * 1024u)
 #define CLIENT_DETAIL_MAX 512u
+#define REPLY_LOGPROBS    2048u /* tokens of one reply, where each has logprobs */
 #define TOKENS_SLACK      64u
 #define ENCODE_ABOVE      65536u /* ids above the context that are still counted for the sentence */
 
@@ -56,9 +58,7 @@ struct client {
     bool wants_writable;
     uint64_t request; /* the core's; 0 = refused without an entry */
     uint32_t limit;   /* tokens of prompt and answer that can fit now; 0 = not known */
-    uint32_t *inbox;  /* tokens */
-    uint32_t inbox_count;
-    uint32_t inbox_cap;
+    struct token_queue inbox;
     struct client_answer answer;
 
     /* text thread (before the first run: rpc thread) */
@@ -77,14 +77,12 @@ struct client {
     struct public_tokenize_request tokenize;
     struct model_version *model;
     struct detokenizer detokenizer;
-    struct stop *stop; /* NULL: no stop strings */
-    uint32_t *tokens;  /* not sent yet */
-    uint32_t token_count;
-    uint32_t token_cap;
-    uint32_t token_total; /* up to now, sent or not */
-    uint32_t stopped_at;  /* tokens up to and including the one that completed a stop string */
-    struct buffer text;   /* not sent yet */
-    struct buffer piece;  /* between detokenizer and stop strings */
+    struct stop *stop;          /* NULL: no stop strings */
+    struct token_queue pending; /* not sent yet */
+    uint32_t token_total;       /* up to now, sent or not */
+    uint32_t stopped_at; /* tokens up to and including the one that completed a stop string */
+    struct buffer text;  /* not sent yet */
+    struct buffer piece; /* between detokenizer and stop strings */
 };
 
 /* ---- table and memory ----------------------------------------------------------------------- */
@@ -104,8 +102,8 @@ static void client_free(struct client *client) {
     buffer_fini(&client->text);
     buffer_fini(&client->piece);
     free(client->raw);
-    free(client->inbox);
-    free(client->tokens);
+    token_queue_fini(&client->inbox);
+    token_queue_fini(&client->pending);
     free(client->stop);
     free(client);
 }
@@ -281,12 +279,25 @@ static bool client_is_writable(struct client *client) {
     return true;
 }
 
-/* Sends what is new. False: it does not fit into a message (the call has been failed). */
+/* More tokens wait than one reply takes: the text waits for the last of them. */
+static bool client_is_long(const struct client *client) {
+    return client->pending.logprobs_cap > 0 && client->pending.count > REPLY_LOGPROBS;
+}
+
+/* Sends what is new, or as much of it as one reply takes. False: it cannot be sent (the call has
+ * been failed). */
 static bool client_send(struct text_thread *thread, struct client *client,
                         struct public_generate_reply *reply) {
-    reply->tokens = client->tokens;
-    reply->token_count = client->token_count;
-    reply->text = (struct bytes){(const uint8_t *)client->text.data, client->text.len};
+    bool is_part = client_is_long(client);
+    const struct token_queue *pending = &client->pending;
+    reply->tokens = pending->tokens;
+    reply->token_count = is_part ? REPLY_LOGPROBS : pending->count;
+    if (pending->logprobs_cap > 0) {
+        reply->logprobs = (struct public_logprobs){pending->logprobs, pending->top_counts,
+                                                   pending->top_tokens, pending->top_logprobs};
+    }
+    reply->text =
+        (struct bytes){(const uint8_t *)client->text.data, is_part ? 0 : client->text.len};
     reply->request = client->wish.request_label;
     enum status status = public_generate_reply_encode(reply, &thread->out);
     if (status != STATUS_OK) {
@@ -298,8 +309,10 @@ static bool client_send(struct text_thread *thread, struct client *client,
         return false;
     }
     rpc_call_send(client->router->rpc, client->call, thread->out.data, thread->out.len);
-    client->token_count = 0;
-    buffer_clear(&client->text);
+    token_queue_drop(&client->pending, reply->token_count);
+    if (!is_part) {
+        buffer_clear(&client->text);
+    }
     return true;
 }
 
@@ -519,16 +532,6 @@ static void client_tokenize(struct text_thread *thread, struct client *client, b
 
 /* ---- text thread: the answer ---------------------------------------------------------------- */
 
-static void client_keep_token(struct client *client, uint32_t token) {
-    if (client->token_count == client->token_cap) {
-        client->token_cap = client->token_cap == 0 ? 16 : 2 * client->token_cap;
-        client->tokens = realloc(client->tokens, client->token_cap * sizeof *client->tokens);
-        CHECK(client->tokens != NULL);
-    }
-    client->tokens[client->token_count++] = token;
-    client->token_total++;
-}
-
 /* Moves what the detokenizer gave out past the stop strings. True if one was found. */
 static bool client_take_piece(struct client *client) {
     if (client->stop == NULL) {
@@ -544,12 +547,15 @@ static bool client_take_piece(struct client *client) {
     return is_found;
 }
 
-static void client_take_tokens(struct client *client, const uint32_t *tokens, uint32_t count) {
-    for (uint32_t i = 0; i < count && client->stopped_at == 0; i++) {
-        client_keep_token(client, tokens[i]);
+static void client_take_tokens(struct client *client, const struct token_queue *queue) {
+    uint32_t top = 0;
+    for (uint32_t i = 0; i < queue->count && client->stopped_at == 0; i++) {
+        struct token_item item = token_queue_at(queue, i, &top);
+        token_queue_put(&client->pending, &item);
+        client->token_total++;
         struct writer writer =
             buffer_reserve(&client->piece, detokenizer_bytes_max(client->model->tokenizer, 1));
-        detokenizer_push(&client->detokenizer, &tokens[i], 1, &writer);
+        detokenizer_push(&client->detokenizer, &item.token, 1, &writer);
         buffer_commit(&client->piece, &writer);
         if (client_take_piece(client)) {
             client->stopped_at = client->token_total;
@@ -613,17 +619,20 @@ static void client_end(struct text_thread *thread, struct client *client) {
 }
 
 static void client_stream(struct text_thread *thread, struct client *client, bool is_answered) {
-    bool is_new = client->token_count > 0 || client->text.len > 0;
+    bool is_new = client->pending.count > 0 || client->text.len > 0;
     if (client->is_over || !(is_new || is_answered)) {
         return;
     }
-    if (!client_is_writable(client)) {
-        return;
-    }
-    if (is_answered) {
-        client_end(thread, client);
-    } else {
-        (void)client_send(thread, client, &(struct public_generate_reply){0}); /* it said so */
+    while (client_is_writable(client)) {
+        bool is_long = client_is_long(client);
+        if (is_answered && (!is_long || client->answer.is_client_gone)) {
+            client_end(thread, client);
+            return;
+        }
+        struct public_generate_reply reply = {0};
+        if (!client_send(thread, client, &reply) || !is_long) {
+            return;
+        }
     }
 }
 
@@ -634,11 +643,8 @@ static void client_turn(struct text_thread *thread, struct client *client) {
     bool is_answered = client->is_answer_there;
     client->is_tokenizing = client->is_tokenizing || client->is_tokenize_wish;
     client->is_tokenize_wish = false;
-    uint32_t *tokens = client->inbox;
-    uint32_t count = client->inbox_count;
-    client->inbox = NULL;
-    client->inbox_count = 0;
-    client->inbox_cap = 0;
+    struct token_queue inbox = client->inbox;
+    client->inbox = (struct token_queue){0};
     pthread_mutex_unlock(&client->lock);
     client->is_over = client->is_over || is_closed;
     if (!client->is_decoded && !client->is_over) {
@@ -647,10 +653,10 @@ static void client_turn(struct text_thread *thread, struct client *client) {
     if (client->is_tokenizing) {
         client_tokenize(thread, client, !client->is_over && !is_answered);
     }
-    if (count > 0 && !client->is_over) {
-        client_take_tokens(client, tokens, count);
+    if (inbox.count > 0 && !client->is_over) {
+        client_take_tokens(client, &inbox);
     }
-    free(tokens);
+    token_queue_fini(&inbox);
     if (client->kind == CLIENT_GENERATE) {
         client_stream(thread, client, is_answered);
         if (is_closed) {
@@ -703,15 +709,16 @@ static uint32_t model_limit(const struct router_core *core, const char *model) {
     return context < kv_tokens ? context : kv_tokens;
 }
 
-static void inbox_put_locked(struct client *client, const uint32_t *tokens, uint32_t count) {
-    if (client->inbox_count + count > client->inbox_cap) {
-        uint32_t cap = client->inbox_cap == 0 ? 4 : 2 * client->inbox_cap;
-        client->inbox_cap = cap > client->inbox_count + count ? cap : client->inbox_count + count;
-        client->inbox = realloc(client->inbox, client->inbox_cap * sizeof *client->inbox);
-        CHECK(client->inbox != NULL);
+static void inbox_put_locked(struct client *client, const struct effect *effect) {
+    for (uint32_t i = 0; i < effect->u.deliver.token_count; i++) {
+        struct token_item item = {.token = effect->u.deliver.tokens[i],
+                                  .has_logprobs = effect->u.deliver.has_logprobs,
+                                  .logprob = effect->u.deliver.logprob,
+                                  .top_count = effect->u.deliver.top_count,
+                                  .top_tokens = effect->u.deliver.top_tokens,
+                                  .top_logprobs = effect->u.deliver.top_logprobs};
+        token_queue_put(&client->inbox, &item);
     }
-    memcpy(client->inbox + client->inbox_count, tokens, count * sizeof *tokens);
-    client->inbox_count += count;
 }
 
 static float span_to_float_ms(struct span span) {
@@ -763,7 +770,7 @@ void client_effect(struct router *router, const struct effect *effect) {
         client->request = effect->u.tokenize.request;
         client->limit = limit;
     } else if (effect->kind == EFFECT_DELIVER) {
-        inbox_put_locked(client, effect->u.deliver.tokens, effect->u.deliver.token_count);
+        inbox_put_locked(client, effect);
     } else {
         answer_put_locked(client, effect);
         is_settled = client->is_closed;

@@ -155,7 +155,8 @@ static void bed_step_done(struct bed *bed, bool is_failing) {
         if (how < 250 || input_u8(input) % 4 != 0) { /* a row may be missing */
             results[count++] = (struct step_result){.entry = bed->entries[i],
                                                     .token = input_u8(input) % (WORLD_VOCAB + 1),
-                                                    .is_valid = input_u8(input) < 250};
+                                                    .is_valid = input_u8(input) < 250,
+                                                    .top_count = how % (1 + LOGPROBS_TOP_MAX)};
         }
     }
     struct event event = {.kind = EVENT_STEP_DONE};

@@ -168,6 +168,15 @@ static void bed_serve(struct bed *bed) {
     message.u.tokens.count = 1;
     message.u.tokens.attempts = &attempt;
     message.u.tokens.tokens = &token;
+    static const float logprob[LOGPROBS_TOP_MAX];
+    static const uint32_t tops[LOGPROBS_TOP_MAX];
+    if (request->sampling.logprobs > 0) {
+        message.u.tokens.logprobs = logprob;
+        message.u.tokens.top_counts = &request->sampling.logprobs;
+        message.u.tokens.top_count = request->sampling.logprobs - 1;
+        message.u.tokens.top_tokens = tops;
+        message.u.tokens.top_logprobs = logprob;
+    }
     if (request->state == REQUEST_ADMITTING) {
         message = (struct message){.kind = MESSAGE_ADMITTED};
         message.u.admitted.attempt.v = attempt;

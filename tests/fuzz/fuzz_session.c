@@ -39,8 +39,17 @@ static void take_pointers(struct message *a, struct message *b) {
         CHECK_OP(a->u.tokens.count, ==, b->u.tokens.count);
         same_array(a->u.tokens.attempts, b->u.tokens.attempts, a->u.tokens.count, sizeof(uint64_t));
         same_array(a->u.tokens.tokens, b->u.tokens.tokens, a->u.tokens.count, sizeof(uint32_t));
-        a->u.tokens.attempts = b->u.tokens.attempts = NULL;
-        a->u.tokens.tokens = b->u.tokens.tokens = NULL;
+        CHECK((a->u.tokens.top_counts == NULL) == (b->u.tokens.top_counts == NULL));
+        CHECK_OP(a->u.tokens.top_count, ==, b->u.tokens.top_count);
+        if (a->u.tokens.top_counts != NULL) {
+            same_array(a->u.tokens.logprobs, b->u.tokens.logprobs, a->u.tokens.count, 4);
+            same_array(a->u.tokens.top_counts, b->u.tokens.top_counts, a->u.tokens.count, 4);
+            same_array(a->u.tokens.top_tokens, b->u.tokens.top_tokens, a->u.tokens.top_count, 4);
+            same_array(a->u.tokens.top_logprobs, b->u.tokens.top_logprobs, a->u.tokens.top_count,
+                       4);
+        }
+        memset(&a->u.tokens, 0, sizeof a->u.tokens);
+        memset(&b->u.tokens, 0, sizeof b->u.tokens);
         break;
     case MESSAGE_HELLO:
     case MESSAGE_BEAT:

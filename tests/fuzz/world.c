@@ -60,6 +60,7 @@ void world_draw_sampling(struct world *world, struct sampling *sampling) {
     sampling->ignore_eos = (flags & 1) != 0;
     sampling->frequency_penalty = (flags & 2) != 0 ? 0.5f : 0.0f;
     sampling->min_tokens = (flags & 4) != 0 ? 2 : 0;
+    sampling->logprobs = (flags & 64) != 0 ? 1 + flags % (1 + LOGPROBS_TOP_MAX) : 0;
     if ((flags & 8) != 0) {
         sampling->stop_token_count = 2;
         sampling->stop_tokens[0] = input_u8(&world->input) % WORLD_VOCAB;
@@ -165,6 +166,20 @@ static void draw_tokens_message(struct world *world, struct message *message) {
     }
     message->u.tokens.attempts = attempts;
     message->u.tokens.tokens = tokens;
+    static const float logprobs[64 * LOGPROBS_TOP_MAX];
+    static uint32_t top_counts[64];
+    static const uint32_t top_tokens[64 * LOGPROBS_TOP_MAX];
+    uint8_t most = input_u8(&world->input);
+    if (most >= 128) { /* somebody asked for logprobs */
+        for (uint32_t i = 0; i < message->u.tokens.count; i++) {
+            top_counts[i] = (most + i) % (2 + LOGPROBS_TOP_MAX);
+            message->u.tokens.top_count += top_counts[i] > 0 ? top_counts[i] - 1 : 0;
+        }
+        message->u.tokens.logprobs = logprobs;
+        message->u.tokens.top_counts = top_counts;
+        message->u.tokens.top_tokens = top_tokens;
+        message->u.tokens.top_logprobs = logprobs;
+    }
 }
 
 static void draw_slot(struct world *world, struct slot_id *slot, uint64_t *key) {

@@ -129,7 +129,9 @@ def client(made, router=0):
 
 # ---- clients
 
-Answer = collections.namedtuple("Answer", "ids text finish usage trace replies more", defaults=[()])
+Answer = collections.namedtuple("Answer", "ids text finish usage trace replies logprobs")
+# Of one token: top is a tuple of (token id, logprob).
+Logprobs = collections.namedtuple("Logprobs", "logprob top")
 
 
 class Client:
@@ -173,17 +175,19 @@ class Client:
 
 def collect(stream, *taken):
     """The whole answer of a stream, of which some replies may have been taken already."""
-    ids, text, last, replies = [], "", None, 0
+    ids, text, last, replies, logprobs = [], "", None, 0, []
     stream = itertools.chain(taken, stream)
     for reply in stream:
         ids += reply.token_ids
         text += reply.text
         replies += 1
+        assert len(reply.logprobs) in (0, len(reply.token_ids)), "logprobs are not those of the tokens"
+        logprobs += [Logprobs(each.logprob, tuple(zip(each.top_token_ids, each.top_logprobs))) for each in reply.logprobs]
         assert last is None or not last.finish_reason, "a reply after the last"
         last = reply
     assert last is not None and last.finish_reason, "the stream ended well without a finish_reason"
     assert last.usage.completion_tokens == len(ids), (last.usage, len(ids))
-    return Answer(ids, text, last.finish_reason, last.usage, last.trace, replies)
+    return Answer(ids, text, last.finish_reason, last.usage, last.trace, replies, logprobs)
 
 
 def make_request(prompt, max_tokens=16, model=MODEL, request_id="", session_id="", **sampling):

@@ -53,7 +53,7 @@ class Requests(Case):
             ("bias outside the vocabulary", make_request("a", logit_bias={512: 1.0}), INVALID, "logit_bias"),
             ("bias out of range", make_request("a", logit_bias={5: 100.5}), INVALID, "logit_bias"),
             ("bias NaN", make_request("a", logit_bias={5: nan}), INVALID, "logit_bias"),
-            ("logprobs", make_request("a", logprobs=0), grpc.StatusCode.UNIMPLEMENTED, "logprobs"),
+            ("logprobs", make_request("a", logprobs=21), INVALID, "logprobs is 21: it must be at most 20"),
         ]
         wrong = {"temperature": (-0.1, 100.5, nan, inf, -inf), "top_p": (0.0, -1.0, 1.01, nan), "top_k": (-2, -2 ** 31),
                  "min_p": (-0.1, 1.1, nan), "frequency_penalty": (-2.1, 2.1, nan), "presence_penalty": (-2.1, 2.1, inf),

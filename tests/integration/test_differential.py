@@ -33,7 +33,7 @@ PLACES = {
 
 # What a client can see of an answer: everything but the names and times in the trace, and cached_tokens, which is checked
 # on its own.
-Seen = collections.namedtuple("Seen", "code sentence ids text finish prompt_tokens completion_tokens seed more")
+Seen = collections.namedtuple("Seen", "code sentence ids text finish prompt_tokens completion_tokens seed logprobs")
 
 
 class Draw:
@@ -85,6 +85,8 @@ class Draw:
             for _ in range(self.pick(1, 3, 64)):
                 sampling.logit_bias[self.draw.randrange(VOCAB)] = self.pick(-100.0, -5.0, 0.5, 3.0, 100.0)
         sampling.ignore_eos = self.chance(0.6)
+        if self.chance(0.3):
+            sampling.logprobs = self.pick(0, 1, 5, 20)
 
     def request(self):
         request = api.GenerateRequest(request_id=self.pick("", "r", "x" * 63), session_id=self.pick("", "s"))
@@ -119,6 +121,8 @@ class Draw:
             request.sampling.min_tokens = request.max_tokens + 1
         elif kind == 7:
             request.sampling.logit_bias[self.pick(1, VOCAB)] = 101.0
+        elif kind == 8 and self.chance(0.5):
+            request.sampling.logprobs = self.pick(21, 2 ** 32 - 1)
         else:
             request.prompt = ""
         return request
@@ -190,11 +194,11 @@ class Differential(Case):
         try:
             answer = self.client.generate(request, 120)
         except grpc.RpcError as error:
-            return Seen(error.code(), (error.details() or "").replace(f'"{name}"', "MODEL"), [], "", "", 0, 0, 0, ()), 0
+            return Seen(error.code(), (error.details() or "").replace(f'"{name}"', "MODEL"), [], "", "", 0, 0, 0, []), 0
         self.traces[name].append(answer.trace)
         usage = answer.usage
         return Seen(grpc.StatusCode.OK, "", answer.ids, answer.text, answer.finish, usage.prompt_tokens, usage.completion_tokens,
-                    usage.seed, answer.more), usage.cached_tokens
+                    usage.seed, answer.logprobs), usage.cached_tokens
 
     def same(self, wanted, found, request, where):
         for field in Seen._fields:

@@ -42,8 +42,16 @@ static void sim_prompt(const struct world *world, struct client *client, struct 
     }
 }
 
+/* A quarter of all clients want logprobs, with up to four alternatives; by seed, so that the other
+ * draws of a world stay as they are. */
+static uint32_t sim_logprobs_wanted(const struct client *client) {
+    uint64_t mixed = mix64(client->seed ^ 0x6c6f6770726f6273ull);
+    return mixed % 4 != 0 ? 0 : 1 + (uint32_t)(mixed >> 32) % 5;
+}
+
 static void sim_ask(struct world *world, uint32_t index, int64_t deadline_ns) {
     struct client *client = &world->clients[index];
+    client->logprobs = sim_logprobs_wanted(client);
     struct sim_event *open =
         sim_post(world, client->router, LANE_CLIENTS, EVENT_CLIENT_OPEN, world->now + MS / 10);
     open->event.u.client_open.call.v = index + 1;
@@ -208,6 +216,7 @@ void sim_tokenize(struct world *world, uint32_t process, const struct effect *ef
                                 .top_k = -1,
                                 .top_p = 1.0f,
                                 .repetition_penalty = 1.0f,
+                                .logprobs = client->logprobs,
                                 .ignore_eos = world->knobs.new_min > 0};
     post->sampling = sim_copy(&sampling, sizeof sampling);
     post->owned = sim_copy(client->prompt, client->prompt_count * sizeof(uint32_t));
@@ -219,9 +228,34 @@ void sim_tokenize(struct world *world, uint32_t process, const struct effect *ef
     post->event.u.tokenized.eos_count = 1;
 }
 
+static void sim_token_logprobs(struct world *world, const struct client *client,
+                               const struct effect *effect, uint32_t position) {
+    SIM_CHECK(world, effect->u.deliver.has_logprobs == (client->logprobs > 0),
+              "REF: logprobs for who asked for none, or none for who did");
+    if (client->logprobs == 0) {
+        return;
+    }
+    uint32_t token = effect->u.deliver.tokens[0];
+    SIM_CHECK(world,
+              effect->u.deliver.token_count == 1 &&
+                  effect->u.deliver.top_count == client->logprobs - 1 &&
+                  effect->u.deliver.logprob == sim_logprob(client->attention, position, token),
+              "REF: a logprob differs from its reference");
+    for (uint32_t rank = 0; rank < effect->u.deliver.top_count; rank++) {
+        uint32_t other = effect->u.deliver.top_tokens[rank];
+        SIM_CHECK(world,
+                  other == sim_alternative(client->attention, rank) &&
+                      effect->u.deliver.top_logprobs[rank] ==
+                          sim_logprob(client->attention, position, other),
+                  "REF: an alternative differs from its reference");
+    }
+}
+
 static void sim_token(struct world *world, uint32_t process, struct client *client,
-                      uint64_t request, uint32_t token) {
+                      const struct effect *effect, uint32_t token) {
+    uint64_t request = effect->u.deliver.request;
     uint32_t position = client->prompt_count + client->delivered;
+    sim_token_logprobs(world, client, effect, position);
     uint32_t expected = sim_sample(client->attention, client->seed, position);
     SIM_CHECK(world, token == expected,
               "REF: a token differs from its reference (wrong KV, or two outputs: I12, I15)");
@@ -255,7 +289,7 @@ void sim_deliver(struct world *world, uint32_t process, const struct effect *eff
     SIM_CHECK(world, !client->is_answered, "I20: a token after the terminal");
     SIM_CHECK(world, client->router == process, "I19: a token for another router's client");
     for (uint32_t i = 0; i < effect->u.deliver.token_count; i++) {
-        sim_token(world, process, client, effect->u.deliver.request, effect->u.deliver.tokens[i]);
+        sim_token(world, process, client, effect, effect->u.deliver.tokens[i]);
     }
 }
 

@@ -31,6 +31,12 @@ void sim_drop_plan(struct process *p) {
     memset(&p->plan, 0, sizeof p->plan);
 }
 
+/* What the sampling of a row comes down to here. */
+struct sim_wish {
+    uint64_t seed;
+    uint32_t logprobs;
+};
+
 void sim_step(struct world *world, uint32_t process, const struct step_plan *plan) {
     struct process *p = &world->processes[process];
     SIM_CHECK(world, !p->is_stepping, "I11: two engine steps outstanding");
@@ -56,12 +62,14 @@ void sim_step(struct world *world, uint32_t process, const struct step_plan *pla
     done->number = plan->number;
     done->event.u.step_done.elapsed.ns = length;
     /* Seeds of the rows, while the core's memory is ours to read. */
-    uint64_t *seeds = malloc((plan->row_count + 1) * sizeof *seeds);
-    CHECK(seeds != NULL);
+    struct sim_wish *wishes = malloc((plan->row_count + 1) * sizeof *wishes);
+    CHECK(wishes != NULL);
     for (uint32_t i = 0; i < plan->row_count; i++) {
-        seeds[i] = plan->rows[i].sampling != NULL ? plan->rows[i].sampling->seed : 0;
+        const struct sampling *sampling = plan->rows[i].sampling;
+        wishes[i] = sampling != NULL ? (struct sim_wish){sampling->seed, sampling->logprobs}
+                                     : (struct sim_wish){0};
     }
-    done->owned = seeds;
+    done->owned = wishes;
     world->result.steps++;
 }
 
@@ -103,12 +111,22 @@ void sim_layer(struct world *world, struct sim_event *event) {
     }
 }
 
+static void sim_step_logprobs(struct step_result *result, uint64_t attention, uint32_t position,
+                              uint32_t wanted) {
+    result->logprob = sim_logprob(attention, position, result->token);
+    for (uint32_t rank = 0; rank + 1 < wanted; rank++) {
+        result->top_tokens[rank] = sim_alternative(attention, rank);
+        result->top_logprobs[rank] = sim_logprob(attention, position, result->top_tokens[rank]);
+        result->top_count++;
+    }
+}
+
 void sim_step_done(struct world *world, struct sim_event *event) {
     struct process *p = &world->processes[event->process];
     CHECK(p->is_stepping && p->plan.number == event->number);
     struct sim_event *post =
         sim_post(world, event->process, LANE_ENGINE, EVENT_STEP_DONE, world->now + MS / 100);
-    const uint64_t *seeds = event->owned;
+    const struct sim_wish *wishes = event->owned;
     post->results = calloc(p->plan.row_count + 1, sizeof *post->results);
     CHECK(post->results != NULL);
     uint32_t count = 0;
@@ -125,7 +143,8 @@ void sim_step_done(struct world *world, struct sim_event *event) {
                         sim_attend(*sim_kv(world, p, p->plan.pages + row->page_first, c, j));
                 }
             }
-            result->token = sim_sample(attention, seeds[i], end);
+            result->token = sim_sample(attention, wishes[i].seed, end);
+            sim_step_logprobs(result, attention, end, wishes[i].logprobs);
             result->is_valid = !sim_strikes(world, FAULT_ROW);
         }
     }

@@ -76,7 +76,7 @@ static void sim_start_router(struct world *world, uint32_t process) {
     struct router_config config = {.node = sim_node(world, process),
                                    .requests_max = world->knobs.requests_max,
                                    .workers_max = 32,
-                                   .words_max = world->knobs.requests_max * 256,
+                                   .words_max = world->knobs.requests_max * 1024,
                                    .disaggregate_above = world->knobs.disaggregate_above,
                                    .secret = sim_secret(p)};
     sim_core_memory(world, p, router_bytes(&config), sizeof(struct router_core));

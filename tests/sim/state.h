@@ -41,6 +41,7 @@ struct sim_event {
     struct event event;
     struct message *message; /* owned */
     void *owned;             /* what the message or event points to */
+    void *logprobs;          /* the same, of MESSAGE_TOKENS */
     struct worker_info *info;
     struct sampling *sampling;
     struct step_result *results;
@@ -136,6 +137,7 @@ struct client {
     uint32_t prompt_count, max_tokens, delivered;
     uint32_t prompt[SIM_PROMPT_MAX];
     uint64_t seed;
+    uint32_t logprobs;     /* as in struct sampling */
     uint64_t h, attention; /* reference state after all known tokens */
     uint32_t stop_at;      /* 0 = no stop string */
     uint32_t unread_at;    /* 0 = reads everything */
@@ -230,6 +232,15 @@ static inline uint64_t sim_attend(uint64_t row) {
 }
 static inline uint32_t sim_sample(uint64_t attention, uint64_t seed, uint32_t position) {
     return (uint32_t)(mix64(attention ^ prng_at(seed, position)) % SIM_VOCAB);
+}
+
+/* Logprobs are any function of what the model has read: exact floats, at most 0. */
+static inline float sim_logprob(uint64_t attention, uint32_t position, uint32_t token) {
+    uint64_t mixed = mix64(attention ^ ((uint64_t)position << 32 | token));
+    return -(float)(mixed >> 44) / 1024.0f;
+}
+static inline uint32_t sim_alternative(uint64_t attention, uint32_t rank) {
+    return (uint32_t)((mix64(attention + 1) + rank) % SIM_VOCAB);
 }
 
 /* --- process.c --- */

@@ -88,6 +88,26 @@ void sim_stream_open(struct world *world, uint32_t process, const struct effect 
 }
 
 /* Deep copy: the core's memory is only borrowed until its next step. */
+/* Copies the arrays of logprobs that a message of tokens points to, and points it at the copy. */
+static void *sim_copy_logprobs(struct message *copy) {
+    uint32_t count = copy->u.tokens.count;
+    uint32_t tops = copy->u.tokens.top_count;
+    float *logprobs = malloc(2ull * (count + tops) * sizeof *logprobs + 1);
+    CHECK(logprobs != NULL);
+    uint32_t *top_counts = (uint32_t *)(void *)(logprobs + count);
+    uint32_t *top_tokens = top_counts + count;
+    float *top_logprobs = (float *)(void *)(top_tokens + tops);
+    memcpy(logprobs, copy->u.tokens.logprobs, count * sizeof *logprobs);
+    memcpy(top_counts, copy->u.tokens.top_counts, count * sizeof *top_counts);
+    memcpy(top_tokens, copy->u.tokens.top_tokens, tops * sizeof *top_tokens);
+    memcpy(top_logprobs, copy->u.tokens.top_logprobs, tops * sizeof *top_logprobs);
+    copy->u.tokens.logprobs = logprobs;
+    copy->u.tokens.top_counts = top_counts;
+    copy->u.tokens.top_tokens = top_tokens;
+    copy->u.tokens.top_logprobs = top_logprobs;
+    return logprobs;
+}
+
 static void sim_copy_message(struct sim_event *event, const struct message *message) {
     struct message *copy = sim_copy(message, sizeof *message);
     event->message = copy;
@@ -120,6 +140,9 @@ static void sim_copy_message(struct sim_event *event, const struct message *mess
         event->owned = both;
         copy->u.tokens.attempts = both;
         copy->u.tokens.tokens = (const uint32_t *)(const void *)(both + count);
+        if (message->u.tokens.top_counts != NULL) {
+            event->logprobs = sim_copy_logprobs(copy);
+        }
         break;
     }
     case MESSAGE_HELLO:

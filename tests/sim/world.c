@@ -101,6 +101,7 @@ void sim_free(struct sim_event *event) {
     free(event->owned);
     free(event->info);
     free(event->sampling);
+    free(event->logprobs);
     free(event->results);
     free(event->values);
     free(event->pages);

@@ -45,6 +45,7 @@ MARGIN = 0.02  # far above float32's error, and above what a flipped BF16 roundi
 STORIES = ["Once upon a time", "Lily and Ben went to the park to", "The little dog was sad because",
            "One day, a big red ball", "Tom said \"caf\u00e9\" and laughed."]
 STORY_TOKENS = 160
+TOP, TOP_TOKENS = 5, 16  # alternatives are kept for the first tokens of each answer
 
 
 class Bf16Cache(DynamicCache):
@@ -66,6 +67,7 @@ def answer(model, cache_class, prompt, count, margin):
     """A case for this prompt, or None as soon as a greedy choice leads the second by less than `margin`."""
     cache, ids = cache_class(), torch.tensor([prompt])
     greedy, logprobs, least, first = [], [], float("inf"), None
+    top_ids, top_logprobs = [], []
     with torch.no_grad():
         for _ in range(count):
             logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0, -1]
@@ -76,10 +78,15 @@ def answer(model, cache_class, prompt, count, margin):
                 return None
             least = min(least, lead)
             greedy.append(int(best.indices[0]))
-            logprobs.append(round(float(torch.log_softmax(logits.double(), -1)[greedy[-1]]), 5))
+            all_logprobs = torch.log_softmax(logits.double(), -1)
+            logprobs.append(round(float(all_logprobs[greedy[-1]]), 5))
+            if len(top_ids) < TOP_TOKENS:
+                top = torch.topk(all_logprobs, TOP)
+                top_ids.append(top.indices.tolist())
+                top_logprobs.append([round(value, 5) for value in top.values.tolist()])
             ids = torch.tensor([[greedy[-1]]])
     return {"prompt_ids": prompt, "greedy_ids": greedy, "greedy_logprobs": logprobs,
-            "min_top2_margin": round(least, 5), "prompt_logits": [round(float(value), 5) for value in first]}
+            "top_ids": top_ids, "top_logprobs": top_logprobs, "min_top2_margin": round(least, 5), "prompt_logits": [round(float(value), 5) for value in first]}
 
 
 def random_models():

@@ -643,6 +643,58 @@ static void test_prompts_get_a_quarter_of_the_rows_however_many_run(void **state
     bed_destroy(bed);
 }
 
+/* Three requests of one router: the second and third want logprobs, with one alternative and none.
+ */
+static void test_logprobs_are_told_for_the_rows_that_want_them(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(32, 256, 8);
+    struct message admit = bed_admit(UINT32_MAX);
+    const uint32_t one = 1;
+    admit.u.admit.tokens = &one;
+    admit.u.admit.token_count = 1;
+    admit.u.admit.output_first = 1;
+    const uint32_t wanted[3] = {0, 2, 1};
+    for (uint32_t i = 0; i < 3; i++) {
+        admit.u.admit.attempt.v = 100 + i;
+        admit.u.admit.sampling.logprobs = wanted[i];
+        bed_send(bed, &admit, ROUTER);
+    }
+    bed_step_done(bed); /* of the first alone: the others came while it ran */
+    const struct message *alone = bed_sent(&bed->out, MESSAGE_TOKENS);
+    assert_int_equal(alone->u.tokens.count, 1);
+    assert_null(alone->u.tokens.logprobs);
+    assert_null(alone->u.tokens.top_counts);
+    struct step_result results[3];
+    assert_int_equal(bed->core.plan.row_count, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct plan_row *row = &bed->core.rows[i];
+        assert_true(row->is_sampled);
+        results[i] = (struct step_result){.entry = row->entry,
+                                          .token = 5,
+                                          .is_valid = true,
+                                          .logprob = -(float)(i + 1),
+                                          .top_count = row->sampling->logprobs > 1 ? 1 : 0,
+                                          .top_tokens = {7},
+                                          .top_logprobs = {-0.5f}};
+    }
+    struct event done = {.kind = EVENT_STEP_DONE};
+    done.u.step_done.number = bed->core.plan.number;
+    done.u.step_done.results = results;
+    done.u.step_done.count = 3;
+    bed_step(bed, &done);
+    const struct message *tokens = bed_sent(&bed->out, MESSAGE_TOKENS);
+    assert_int_equal(tokens->u.tokens.count, 3);
+    assert_int_equal(tokens->u.tokens.top_count, 1);
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t which = (uint32_t)(tokens->u.tokens.attempts[i] - 100);
+        assert_int_equal(tokens->u.tokens.top_counts[i], wanted[which]);
+        assert_true((tokens->u.tokens.logprobs[i] != 0.0f) == (wanted[which] > 0));
+    }
+    assert_int_equal(tokens->u.tokens.top_tokens[0], 7);
+    assert_true(tokens->u.tokens.top_logprobs[0] == -0.5f);
+    bed_destroy(bed);
+}
+
 static void test_a_finished_prompt_is_found_again_by_the_next_request(void **state) {
     (void)state;
     struct bed *bed = bed_in(RUNNING);
@@ -707,6 +759,7 @@ int main(void) {
         cmocka_unit_test(test_a_prefill_worker_of_another_layout_is_refused),
         cmocka_unit_test(test_admission_refuses_what_can_never_fit_and_what_does_not_fit_now),
         cmocka_unit_test(test_prompts_get_a_quarter_of_the_rows_however_many_run),
+        cmocka_unit_test(test_logprobs_are_told_for_the_rows_that_want_them),
         cmocka_unit_test(test_a_finished_prompt_is_found_again_by_the_next_request),
         cmocka_unit_test(test_a_failed_transfer_leaves_nothing_in_the_prefix_cache),
         cmocka_unit_test(test_drain_refuses_admits_and_exits_when_the_last_entry_is_gone),

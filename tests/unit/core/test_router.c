@@ -931,6 +931,108 @@ static void test_a_busy_decode_worker_is_probed_by_one_request_at_a_time(void **
     bed_destroy(bed);
 }
 
+/* A request that wants logprobs with up to `alternatives`, admitted. */
+static struct bed *bed_wanting(uint32_t alternatives) {
+    struct bed *bed = bed_in(STREAMING);
+    bed->core.requests[pool_index(bed->request)].sampling.logprobs = 1 + alternatives;
+    return bed;
+}
+
+static void test_logprobs_reach_the_client_with_their_token(void **state) {
+    (void)state;
+    struct bed *bed = bed_wanting(2);
+    const uint64_t attempts[3] = {~0ull, bed->attempt.v, bed->attempt.v}; /* the first: no one's */
+    const uint32_t tokens[3] = {1, 42, 43};
+    const float logprobs[3] = {-9, -0.5f, -0.25f};
+    const uint32_t top_counts[3] = {3, 3, 2};
+    const uint32_t top_tokens[5] = {90, 91, 42, 7, 43};
+    const float top_logprobs[5] = {-8, -7, -0.5f, -1.5f, -0.25f};
+    struct message message = {.kind = MESSAGE_TOKENS};
+    message.u.tokens.count = 3;
+    message.u.tokens.attempts = attempts;
+    message.u.tokens.tokens = tokens;
+    message.u.tokens.logprobs = logprobs;
+    message.u.tokens.top_counts = top_counts;
+    message.u.tokens.top_count = 5;
+    message.u.tokens.top_tokens = top_tokens;
+    message.u.tokens.top_logprobs = top_logprobs;
+    bed_send(bed, &message, DECODE);
+    assert_string_equal(bed->text, "deliver deliver");
+    const struct effect *first = &bed->out.items[0];
+    assert_true(first->u.deliver.has_logprobs && first->u.deliver.logprob == -0.5f);
+    assert_int_equal(first->u.deliver.top_count, 2);
+    assert_int_equal(first->u.deliver.top_tokens[0], 42);
+    assert_int_equal(first->u.deliver.top_tokens[1], 7);
+    assert_true(first->u.deliver.top_logprobs[1] == -1.5f);
+    const struct effect *second = &bed->out.items[1];
+    assert_true(second->u.deliver.has_logprobs && second->u.deliver.logprob == -0.25f);
+    assert_int_equal(second->u.deliver.top_count, 1);
+    assert_int_equal(second->u.deliver.top_tokens[0], 43);
+    bed_destroy(bed);
+}
+
+static void test_who_asked_for_no_logprobs_gets_none(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(STREAMING);
+    apply_tokens(bed);
+    assert_string_equal(bed->text, "deliver");
+    assert_false(bed->out.items[0].u.deliver.has_logprobs);
+    bed_destroy(bed);
+}
+
+/* A worker of an earlier version, or one that gives more than was asked for. */
+static void test_a_token_without_its_logprobs_is_another_attempt(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bed *bed = bed_wanting(0);
+        const float logprobs[1] = {-1};
+        const uint32_t top_counts[1] = {2};
+        const uint32_t tokens[1] = {42};
+        struct message message = {.kind = MESSAGE_TOKENS};
+        message.u.tokens.count = 1;
+        message.u.tokens.attempts = &bed->attempt.v;
+        message.u.tokens.tokens = tokens;
+        if (i == 1) {
+            message.u.tokens.logprobs = logprobs;
+            message.u.tokens.top_counts = top_counts;
+            message.u.tokens.top_count = 1;
+            message.u.tokens.top_tokens = tokens;
+            message.u.tokens.top_logprobs = logprobs;
+        }
+        bed_send(bed, &message, DECODE);
+        assert_string_equal(bed->text, "abort admit");
+        assert_int_equal(bed->core.stats.retries[CAUSE_MISMATCH], 1);
+        assert_int_equal(bed->core.requests[pool_index(bed->request)].token_count, 5 + 1);
+        bed_destroy(bed);
+    }
+}
+
+static void test_the_token_store_counts_the_logprobs_that_may_have_to_wait(void **state) {
+    (void)state;
+    static const uint32_t tokens[5] = {3, 4, 5, 6, 7};
+    const uint32_t most[2] = {500, 50}; /* of 4096 words: 505 and 55 tokens fit */
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bed *bed = bed_create(false);
+        struct worker_info info = bed_info(ROLE_DECODE, 500);
+        info.context = info.kv_tokens = 10000;
+        bed_seen(bed, &info);
+        apply_open(bed);
+        struct sampling sampling = {.seed = 1, .logprobs = 1 + LOGPROBS_TOP_MAX};
+        struct event event = {.kind = EVENT_TOKENIZED};
+        event.u.tokenized.request = bed->request;
+        event.u.tokenized.detail = "";
+        event.u.tokenized.tokens = tokens;
+        event.u.tokenized.token_count = 5;
+        event.u.tokenized.max_tokens = most[i];
+        event.u.tokenized.sampling = &sampling;
+        event.u.tokenized.eos = tokens;
+        bed_step(bed, &event);
+        assert_string_equal(bed->text, i == 0 ? "answer(failed)" : "");
+        assert_int_equal(bed->core.words.taken, i);
+        bed_destroy(bed);
+    }
+}
+
 static void test_equal_workers_take_turns_on_a_quiet_cluster(void **state) {
     (void)state;
     struct bed *bed = bed_create(false);
@@ -1303,6 +1405,10 @@ int main(void) {
         cmocka_unit_test(test_a_worker_whose_address_answers_with_another_life_is_forgotten),
         cmocka_unit_test(test_an_unlisted_worker_is_forgotten_though_it_is_asked_in_vain),
         cmocka_unit_test(test_a_busy_decode_worker_is_probed_by_one_request_at_a_time),
+        cmocka_unit_test(test_logprobs_reach_the_client_with_their_token),
+        cmocka_unit_test(test_who_asked_for_no_logprobs_gets_none),
+        cmocka_unit_test(test_a_token_without_its_logprobs_is_another_attempt),
+        cmocka_unit_test(test_the_token_store_counts_the_logprobs_that_may_have_to_wait),
         cmocka_unit_test(test_equal_workers_take_turns_on_a_quiet_cluster),
         cmocka_unit_test(test_a_pair_that_could_not_talk_is_avoided_while_there_is_another),
         cmocka_unit_test(test_a_pair_is_avoided_though_the_decode_worker_is_the_first_to_tell),

@@ -1,6 +1,7 @@
 #include "unit/engine/driver.h"
 
 #include "base/bytes.h"
+#include "base/prng.h"
 #include "kernels/kernels.h"
 
 #include <setjmp.h>
@@ -165,6 +166,16 @@ void batch_add(struct batch *batch, struct sequence *sequence, uint32_t count) {
     batch->page_count += sequence->page_count;
 }
 
+static uint64_t tops_digest(const struct step_result *result) {
+    uint64_t digest = result->top_count;
+    for (uint32_t i = 0; i < result->top_count; i++) {
+        uint32_t bits = 0;
+        memcpy(&bits, &result->top_logprobs[i], sizeof bits);
+        digest = mix64(digest ^ ((uint64_t)result->top_tokens[i] << 32 | bits));
+    }
+    return digest;
+}
+
 void batch_run(struct driver *driver, struct batch *batch) {
     struct step_plan plan = {.row_count = batch->row_count,
                              .token_count = batch->token_count,
@@ -181,6 +192,7 @@ void batch_run(struct driver *driver, struct batch *batch) {
         if (batch->rows[i].is_sampled) {
             sequence->tokens[sequence->token_count++] = driver->results[i].token;
             sequence->logprob = driver->results[i].logprob;
+            sequence->tops = tops_digest(&driver->results[i]);
         }
     }
 }

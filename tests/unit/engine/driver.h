@@ -71,6 +71,7 @@ struct sequence {
     uint32_t page_count;
     struct sampling sampling;
     float logprob; /* of the last sampled token */
+    uint64_t tops; /* digest of its alternatives */
 };
 
 extern const struct sampling driver_greedy;

@@ -27,13 +27,18 @@
  * one value. The recorded prompts keep the two best logits further apart. */
 #define BF16_TOLERANCE 2e-2
 
+#define TOP        5u
+#define TOP_TOKENS 16u
+
 struct golden {
     uint32_t prompt[256];
     uint32_t prompt_count;
     uint32_t greedy[256];
     uint32_t greedy_count;
     double logprobs[256]; /* of the greedy tokens */
-    double logits[1024];  /* after the prompt */
+    uint32_t top_ids[TOP_TOKENS][TOP];
+    double top_logprobs[TOP_TOKENS][TOP];
+    double logits[1024]; /* after the prompt */
     uint32_t logit_count;
 };
 
@@ -53,6 +58,16 @@ static void golden_read(json_t *entry, struct golden *golden) {
     assert_int_equal(json_array_size(logprobs), golden->greedy_count);
     for (uint32_t i = 0; i < golden->greedy_count; i++) {
         golden->logprobs[i] = json_number_value(json_array_get(logprobs, i));
+    }
+    json_t *top_ids = json_object_get(entry, "top_ids");
+    json_t *top_logprobs = json_object_get(entry, "top_logprobs");
+    assert_int_equal(json_array_size(top_ids), TOP_TOKENS);
+    for (uint32_t i = 0; i < TOP_TOKENS; i++) {
+        assert_int_equal(read_ids(json_array_get(top_ids, i), golden->top_ids[i], TOP), TOP);
+        for (uint32_t rank = 0; rank < TOP; rank++) {
+            golden->top_logprobs[i][rank] =
+                json_number_value(json_array_get(json_array_get(top_logprobs, i), rank));
+        }
     }
     json_t *logits = json_object_get(entry, "prompt_logits");
     golden->logit_count = (uint32_t)json_array_size(logits);
@@ -117,6 +132,23 @@ static double logits_error(const struct model *model, const struct golden *golde
     return worst;
 }
 
+/* The alternatives of one token. Two ranks that are as close as the tolerance may change places. */
+static void check_alternatives(const struct golden *golden, uint32_t token,
+                               const struct step_result *result, double tolerance) {
+    assert_int_equal(result->top_count, TOP);
+    for (uint32_t rank = 0; rank < TOP; rank++) {
+        const double *expected = golden->top_logprobs[token];
+        double found = (double)result->top_logprobs[rank];
+        if (!(fabs(found - expected[rank]) <= tolerance)) {
+            fail_msg("token %u, rank %u: log-probability %g, not %g", token, rank, found,
+                     expected[rank]);
+        }
+        bool is_close = (rank > 0 && expected[rank - 1] - expected[rank] <= 2 * tolerance) ||
+                        rank + 1 == TOP || expected[rank] - expected[rank + 1] <= 2 * tolerance;
+        assert_true(is_close || result->top_tokens[rank] == golden->top_ids[token][rank]);
+    }
+}
+
 static void check_golden(const struct model *model, json_t *entries, double tolerance) {
     static struct sequence sequence;
     static struct batch batch;
@@ -139,6 +171,7 @@ static void check_golden(const struct model *model, json_t *entries, double tole
             pages[i] = (i * 7 + (uint32_t)index) % 32;
         }
         sequence_init(&sequence, golden.prompt, golden.prompt_count, pages, 32);
+        sequence.sampling.logprobs = 1 + TOP;
         while (sequence.token_count < golden.prompt_count + golden.greedy_count) {
             batch_clear(&batch);
             batch_add(&batch, &sequence, sequence.token_count - sequence.computed);
@@ -147,6 +180,10 @@ static void check_golden(const struct model *model, json_t *entries, double tole
             if (!(fabs((double)sequence.logprob - logprob) <= 2 * tolerance)) {
                 fail_msg("prompt %zu, token %u: log-probability %g, not %g", index,
                          sequence.token_count - 1, (double)sequence.logprob, logprob);
+            }
+            uint32_t token = sequence.token_count - golden.prompt_count - 1;
+            if (token < TOP_TOKENS) {
+                check_alternatives(&golden, token, &driver.results[0], 2 * tolerance);
             }
         }
         assert_memory_equal(sequence.tokens + golden.prompt_count, golden.greedy,

@@ -73,6 +73,7 @@ struct place {
 struct member {
     struct sequence sequence; /* as it is in the world */
     float logprobs[OUTPUT_MAX];
+    uint64_t tops[OUTPUT_MAX];
     uint32_t home; /* its place */
     uint32_t starts_at;
     uint32_t retracts_left; /* so that it ends */
@@ -81,6 +82,7 @@ struct member {
     /* What it must become. */
     uint32_t tokens[TOKENS_MAX];
     float wanted[OUTPUT_MAX];
+    uint64_t wanted_tops[OUTPUT_MAX];
     uint32_t prompt_count;
     uint32_t total; /* prompt and output */
     struct sampling sampling;
@@ -198,6 +200,7 @@ static struct sampling draw_sampling(struct prng *prng, uint32_t vocab) {
         sampling.stop_token_count = prng_below(prng, 4);
         sampling.bias_count = prng_below(prng, 5);
     }
+    sampling.logprobs = prng_below(prng, 3) == 0 ? 1 + prng_below(prng, 1 + LOGPROBS_TOP_MAX) : 0;
     for (uint32_t i = 0; i < sampling.stop_token_count; i++) {
         sampling.stop_tokens[i] = prng_below(prng, vocab);
     }
@@ -252,6 +255,7 @@ static void member_run_alone(struct world *world, struct member *member, uint32_
         batch_run(&world->alone, &batch);
         member->tokens[sequence.token_count - 1] = sequence.tokens[sequence.token_count - 1];
         member->wanted[sequence.token_count - 1 - member->prompt_count] = sequence.logprob;
+        member->wanted_tops[sequence.token_count - 1 - member->prompt_count] = sequence.tops;
     }
 }
 
@@ -410,6 +414,7 @@ static bool world_turn(struct world *world, uint32_t at) {
                                   (ptrdiff_t)sizeof(*member));
         if (batch.rows[i].is_sampled) {
             member->logprobs[sequence->token_count - 1 - member->prompt_count] = sequence->logprob;
+            member->tops[sequence->token_count - 1 - member->prompt_count] = sequence->tops;
             member->is_done = sequence->token_count == member->total;
         }
     }
@@ -440,6 +445,9 @@ static bool member_is_right(struct world *world, uint32_t index) {
         }
         if (memcmp(&member->logprobs[at], &member->wanted[at], sizeof(float)) != 0) {
             return differs(world, index, "the log-probability", i, UINT32_MAX);
+        }
+        if (member->tops[at] != member->wanted_tops[at]) {
+            return differs(world, index, "an alternative", i, UINT32_MAX);
         }
     }
     const struct place *place = &world->places[member->home];

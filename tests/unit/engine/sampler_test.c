@@ -93,6 +93,88 @@ static void test_the_logprob_is_that_of_the_untouched_logits(void **state) {
     assert_true(fabs((double)choice.logprob - ((double)f.logits[5] - log(sum))) < 1e-5);
 }
 
+/* Whether token a stands before token b among the alternatives. */
+static bool is_likelier(const struct fixture *f, uint32_t a, uint32_t b) {
+    return f->logits[a] != f->logits[b] ? f->logits[a] > f->logits[b] : a < b;
+}
+
+static void test_alternatives_are_the_likeliest_of_the_untouched_logits(void **state) {
+    (void)state;
+    for (uint32_t round = 0; round < 500; round++) {
+        struct fixture f;
+        fixture_init(&f, 100 + round);
+        struct prng prng = {round};
+        uint32_t wanted = prng_below(&prng, 1 + LOGPROBS_TOP_MAX);
+        for (uint32_t i = 0; round % 2 == 0 && i < VOCAB; i++) {
+            f.logits[i] = (float)prng_below(&prng, 4); /* many ties */
+        }
+        f.sampling.logprobs = 1 + wanted;
+        f.sampling.temperature = round % 3 == 0 ? 0.0f : 0.7f;
+        f.sampling.bias_count = 1;
+        f.sampling.biases[0].token = prng_below(&prng, VOCAB);
+        f.sampling.biases[0].bias = 100;
+        double sum = 0;
+        for (uint32_t i = 0; i < VOCAB; i++) {
+            sum += exp((double)f.logits[i]);
+        }
+        struct sampler_choice choice = choose(&f);
+        assert_true(choice.is_valid);
+        assert_int_equal(choice.top_count, wanted);
+        bool is_taken[VOCAB] = {false};
+        for (uint32_t rank = 0; rank < wanted; rank++) {
+            uint32_t best = VOCAB;
+            for (uint32_t i = 0; i < VOCAB; i++) {
+                if (!is_taken[i] && (best == VOCAB || is_likelier(&f, i, best))) {
+                    best = i;
+                }
+            }
+            is_taken[best] = true;
+            assert_int_equal(choice.top_tokens[rank], best);
+            double exact = (double)f.logits[best] - log(sum);
+            assert_true(fabs((double)choice.top_logprobs[rank] - exact) < 1e-6 * (1 - exact));
+            if (best == choice.token) {
+                assert_true(choice.top_logprobs[rank] == choice.logprob);
+            }
+        }
+        f.sampling.logprobs = 0; /* asking changes nothing else */
+        struct sampler_choice plain = choose(&f);
+        assert_int_equal(plain.token, choice.token);
+        assert_true(plain.logprob == choice.logprob);
+        assert_int_equal(plain.top_count, 0);
+    }
+}
+
+static void test_a_small_vocabulary_has_as_many_alternatives_as_tokens(void **state) {
+    (void)state;
+    struct fixture f;
+    fixture_init(&f, 5);
+    f.sampling.logprobs = 1 + LOGPROBS_TOP_MAX;
+    f.sampling.temperature = 0;
+    float logits[3] = {1, 3, 2};
+    f.input.logits = logits;
+    f.input.vocab_count = 3;
+    struct sampler_choice choice = sampler_choose(&f.input);
+    assert_int_equal(choice.top_count, 3);
+    assert_int_equal(choice.top_tokens[0], 1);
+    assert_int_equal(choice.top_tokens[1], 2);
+    assert_int_equal(choice.top_tokens[2], 0);
+}
+
+static void test_logprobs_of_logits_at_the_ends_of_the_floats_are_finite(void **state) {
+    (void)state;
+    struct fixture f;
+    fixture_init(&f, 6);
+    f.sampling.logprobs = 3;
+    f.sampling.temperature = 0;
+    float logits[2] = {3e38f, -3e38f};
+    f.input.logits = logits;
+    f.input.vocab_count = 2;
+    struct sampler_choice choice = sampler_choose(&f.input);
+    assert_true(choice.is_valid);
+    assert_true(choice.top_logprobs[0] == 0.0f);
+    assert_true(isfinite(choice.top_logprobs[1]) && choice.top_logprobs[1] < -1e38f);
+}
+
 static void test_a_logit_that_is_not_finite_makes_the_choice_invalid(void **state) {
     (void)state;
     static const float wrong[] = {NAN, INFINITY, -INFINITY};
@@ -321,6 +403,9 @@ int main(void) {
         cmocka_unit_test(test_the_exponential_is_within_two_units),
         cmocka_unit_test(test_greedy_takes_the_largest_and_the_lowest_id_of_a_tie),
         cmocka_unit_test(test_the_logprob_is_that_of_the_untouched_logits),
+        cmocka_unit_test(test_alternatives_are_the_likeliest_of_the_untouched_logits),
+        cmocka_unit_test(test_a_small_vocabulary_has_as_many_alternatives_as_tokens),
+        cmocka_unit_test(test_logprobs_of_logits_at_the_ends_of_the_floats_are_finite),
         cmocka_unit_test(test_a_logit_that_is_not_finite_makes_the_choice_invalid),
         cmocka_unit_test(test_draws_follow_the_distribution_under_every_cut),
         cmocka_unit_test(test_a_draw_depends_on_seed_and_position_only),

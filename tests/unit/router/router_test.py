@@ -230,7 +230,7 @@ class RouterTest(unittest.TestCase):
                 (ask({"top_p": math.nan}, prompt="a"), invalid, "top_p is nan"),
                 (ask({"stop": [""]}, prompt="a"), invalid, "stop[0] is empty"),
                 (ask({"min_tokens": 4}, prompt="a", max_tokens=3), invalid, "min_tokens is 4"),
-                (ask({"logprobs": 0}, prompt="a"), "UNIMPLEMENTED", "logprobs")):
+                (ask({"logprobs": 21}, prompt="a"), "INVALID_ARGUMENT", "logprobs is 21")):
             got, sentence = self.refused(inference, request)
             self.assertEqual(got, code, sentence)
             self.assertIn(words, sentence)

@@ -82,6 +82,10 @@ def reply():
     r = public.GenerateReply(token_ids=[u32() for _ in range(rng.randint(0, 20))], text=rng.choice(["", text()]),
                              finish_reason=rng.choice(["", "stop", "length", "abort", "error"]), request_id=label())
     if maybe():
+        for _ in r.token_ids:
+            k = rng.randint(0, 20)
+            r.logprobs.add(logprob=f32(-50, 0), top_token_ids=[u32() for _ in range(k)], top_logprobs=[f32(-50, 0) for _ in range(k)])
+    if maybe():
         r.usage.CopyFrom(public.Usage(prompt_tokens=u32(), cached_tokens=u32(), completion_tokens=u32(), seed=u64()))
     if maybe():
         r.trace.CopyFrom(public.Trace(prefill_worker=label(), decode_worker=label(), kv_bytes=u64(), attempts=u32(),
@@ -96,7 +100,18 @@ def peer_sampling():
     return peer.Sampling(seed=u64(), temperature=f32(0, 2), top_p=f32(0.5, 1), min_p=f32(0, 1), top_k=rng.choice([-1, 1, 50]),
                          frequency_penalty=f32(-2, 2), presence_penalty=f32(-2, 2), repetition_penalty=f32(0.5, 2), min_tokens=u32(),
                          stop_tokens=[u32() for _ in range(rng.randint(0, 16))], bias_tokens=[u32() for _ in range(n)],
-                         biases=[f32(-100, 100) for _ in range(n)], ignore_eos=maybe())
+                         biases=[f32(-100, 100) for _ in range(n)], ignore_eos=maybe(), logprobs=rng.randint(0, 21))
+
+
+def peer_tokens(n):
+    t = peer.Tokens(attempts=[some_id() for _ in range(n)], tokens=[u32() for _ in range(n)])
+    if n and maybe():
+        t.logprobs.extend(f32(-50, 0) for _ in range(n))
+        t.top_counts.extend(rng.randint(0, 21) for _ in range(n))
+        for count in t.top_counts:
+            t.top_tokens.extend(u32() for _ in range(count - 1))
+            t.top_logprobs.extend(f32(-50, 0) for _ in range(count - 1))
+    return t
 
 
 def envelopes():
@@ -125,7 +140,7 @@ def envelopes():
         refuse=slot, abort_slot=slot,
         fin=peer.Fin(slot=some_id(), bytes=u64()),
         commit=peer.Commit(slot=some_id()),
-        tokens=peer.Tokens(attempts=[some_id() for _ in range(n)], tokens=[u32() for _ in range(n)]),
+        tokens=peer_tokens(n),
         end=peer.End(attempt=some_id(), outcome=outcome, cause=cause, finish=rng.randint(0, 4),
                      usage=peer.Usage(prompt_tokens=u32(), cached_tokens=u32(), completion_tokens=u32()), kv_bytes=u64()),
         abort=peer.Abort(attempt=some_id(), cause=cause, is_unless_committed=maybe()),

@@ -349,6 +349,37 @@ static void test_tokens_written_one_by_one_are_accepted(void **state) {
     assert_int_equal(out.tokens[9999], 9999);
 }
 
+static void random_logprobs(struct prng *prng, struct public_generate_reply *reply) {
+    static float logprobs[200];
+    static uint32_t top_counts[200];
+    static uint32_t top_tokens[200 * LOGPROBS_TOP_MAX];
+    static float top_logprobs[200 * LOGPROBS_TOP_MAX];
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < reply->token_count; i++) {
+        logprobs[i] = random_float(prng, -100.0f, 0.0f);
+        top_counts[i] = prng_below(prng, 1 + LOGPROBS_TOP_MAX);
+        for (uint32_t k = 0; k < top_counts[i]; k++, total++) {
+            top_tokens[total] = random_u32(prng);
+            top_logprobs[total] = random_float(prng, -100.0f, 0.0f);
+        }
+    }
+    reply->logprobs = (struct public_logprobs){logprobs, top_counts, top_tokens, top_logprobs};
+}
+
+static void assert_same_logprobs(const struct public_generate_reply *a,
+                                 const struct public_generate_reply *b) {
+    assert_int_equal(a->logprobs.logprobs == NULL, b->logprobs.logprobs == NULL);
+    uint32_t total = 0;
+    for (uint32_t i = 0; b->logprobs.logprobs != NULL && i < b->token_count; i++) {
+        assert_true(a->logprobs.logprobs[i] == b->logprobs.logprobs[i]);
+        assert_int_equal(a->logprobs.top_counts[i], b->logprobs.top_counts[i]);
+        for (uint32_t k = 0; k < b->logprobs.top_counts[i]; k++, total++) {
+            assert_int_equal(a->logprobs.top_tokens[total], b->logprobs.top_tokens[total]);
+            assert_true(a->logprobs.top_logprobs[total] == b->logprobs.top_logprobs[total]);
+        }
+    }
+}
+
 static void test_replies_come_back_as_they_were(void **state) {
     (void)state;
     struct prng prng = {3};
@@ -361,6 +392,9 @@ static void test_replies_come_back_as_they_were(void **state) {
         reply.tokens = tokens;
         for (uint32_t i = 0; i < reply.token_count; i++) {
             tokens[i] = random_u32(&prng);
+        }
+        if (random_bool(&prng) && reply.token_count > 0) {
+            random_logprobs(&prng, &reply);
         }
         reply.text = random_utf8(&prng, sizeof text);
         reply.finish = (enum finish)prng_below(&prng, FINISH_ERROR + 1);
@@ -393,6 +427,7 @@ static void test_replies_come_back_as_they_were(void **state) {
         if (out.token_count > 0) {
             assert_memory_equal(out.tokens, tokens, out.token_count * sizeof *tokens);
         }
+        assert_same_logprobs(&out, &reply);
         assert_same_bytes(out.text, reply.text);
         assert_string_equal(out.request, label);
         assert_int_equal(out.finish, reply.finish);

@@ -169,13 +169,23 @@ static void test_numbers_out_of_range_are_refused_by_name_value_and_range(void *
     }
 }
 
-static void test_logprobs_are_refused_as_not_served_even_when_zero(void **state) {
+static void test_logprobs_distinguish_unset_from_zero(void **state) {
     (void)state;
     const struct generation_defaults defaults = {0};
-    const struct public_sampling sampling = {.has_logprobs = true};
+    struct public_sampling sampling = {0};
     struct sampling out;
-    assert_int_equal(resolve(&sampling, &defaults, 0, &out), STATUS_UNSUPPORTED);
-    assert_string_equal(sentence, "logprobs is not served by this version: leave it unset");
+    assert_int_equal(resolve(&sampling, &defaults, 0, &out), STATUS_OK);
+    assert_int_equal(out.logprobs, 0);
+    sampling.has_logprobs = true;
+    assert_int_equal(resolve(&sampling, &defaults, 0, &out), STATUS_OK);
+    assert_int_equal(out.logprobs, 1);
+    sampling.logprobs = LOGPROBS_TOP_MAX;
+    assert_int_equal(resolve(&sampling, &defaults, 0, &out), STATUS_OK);
+    assert_int_equal(out.logprobs, 1 + LOGPROBS_TOP_MAX);
+    sampling.logprobs = 21;
+    assert_int_equal(resolve(&sampling, &defaults, 0, &out), STATUS_INVALID);
+    assert_string_equal(sentence,
+                        "logprobs is 21: it must be at most 20, the alternatives of each token");
 }
 
 static void test_top_k_below_minus_one_is_refused(void **state) {
@@ -290,7 +300,7 @@ int main(void) {
         cmocka_unit_test(test_set_to_zero_is_not_unset),
         cmocka_unit_test(test_everything_set_comes_through),
         cmocka_unit_test(test_numbers_out_of_range_are_refused_by_name_value_and_range),
-        cmocka_unit_test(test_logprobs_are_refused_as_not_served_even_when_zero),
+        cmocka_unit_test(test_logprobs_distinguish_unset_from_zero),
         cmocka_unit_test(test_top_k_below_minus_one_is_refused),
         cmocka_unit_test(test_more_minimum_than_maximum_tokens_is_refused),
         cmocka_unit_test(test_stop_strings_are_bounded_not_empty_and_text),

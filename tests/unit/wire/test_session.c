@@ -39,6 +39,29 @@ static void fill_tokens(struct prng *prng, uint32_t count) {
     }
 }
 
+/* Some tokens whose requests want alternatives, some that want none, some that want nothing. */
+static void fill_logprobs(struct prng *prng, struct message *message) {
+    static float logprobs[TOKENS_MAX];
+    static uint32_t top_counts[TOKENS_MAX];
+    static uint32_t top_tokens[TOKENS_MAX * LOGPROBS_TOP_MAX];
+    static float top_logprobs[TOKENS_MAX * LOGPROBS_TOP_MAX];
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < message->u.tokens.count; i++) {
+        logprobs[i] = random_float(prng, -100.0f, 0.0f);
+        top_counts[i] = prng_below(prng, 2 + LOGPROBS_TOP_MAX);
+        total += top_counts[i] > 0 ? top_counts[i] - 1 : 0;
+    }
+    for (uint32_t i = 0; i < total; i++) {
+        top_tokens[i] = random_u32(prng);
+        top_logprobs[i] = random_float(prng, -100.0f, 0.0f);
+    }
+    message->u.tokens.logprobs = logprobs;
+    message->u.tokens.top_counts = top_counts;
+    message->u.tokens.top_count = total;
+    message->u.tokens.top_tokens = top_tokens;
+    message->u.tokens.top_logprobs = top_logprobs;
+}
+
 static void fill_ids(struct prng *prng, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         sample.ids[i] = random_id(prng);
@@ -56,6 +79,7 @@ static void fill_sampling(struct prng *prng, struct sampling *sampling) {
     sampling->repetition_penalty = random_float(prng, 0.5f, 2.0f);
     sampling->min_tokens = random_u32(prng);
     sampling->ignore_eos = random_bool(prng);
+    sampling->logprobs = prng_below(prng, 2 + LOGPROBS_TOP_MAX);
     sampling->stop_token_count = prng_below(prng, SAMPLING_STOP_TOKENS_MAX + 1);
     for (uint32_t i = 0; i < sampling->stop_token_count; i++) {
         sampling->stop_tokens[i] = random_u32(prng);
@@ -182,6 +206,9 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
         message->u.tokens.tokens = sample.tokens;
         fill_ids(prng, message->u.tokens.count);
         fill_tokens(prng, message->u.tokens.count);
+        if (prng_below(prng, 2) == 0 && message->u.tokens.count > 0) {
+            fill_logprobs(prng, message);
+        }
         break;
     case MESSAGE_END:
         message->u.end.attempt.v = random_id(prng);
@@ -243,8 +270,21 @@ static void assert_same(const struct message *left, const struct message *right)
             assert_memory_equal(a.u.tokens.tokens, b.u.tokens.tokens,
                                 a.u.tokens.count * sizeof *a.u.tokens.tokens);
         }
-        a.u.tokens.attempts = b.u.tokens.attempts = NULL;
-        a.u.tokens.tokens = b.u.tokens.tokens = NULL;
+        assert_int_equal(a.u.tokens.logprobs == NULL, b.u.tokens.logprobs == NULL);
+        assert_int_equal(a.u.tokens.top_counts == NULL, b.u.tokens.top_counts == NULL);
+        if (a.u.tokens.top_counts != NULL) {
+            size_t bytes = a.u.tokens.count * sizeof(uint32_t);
+            assert_memory_equal(a.u.tokens.logprobs, b.u.tokens.logprobs, bytes);
+            assert_memory_equal(a.u.tokens.top_counts, b.u.tokens.top_counts, bytes);
+        }
+        assert_int_equal(a.u.tokens.top_count, b.u.tokens.top_count);
+        if (a.u.tokens.top_count > 0) {
+            size_t bytes = a.u.tokens.top_count * sizeof(uint32_t);
+            assert_memory_equal(a.u.tokens.top_tokens, b.u.tokens.top_tokens, bytes);
+            assert_memory_equal(a.u.tokens.top_logprobs, b.u.tokens.top_logprobs, bytes);
+        }
+        memset(&a.u.tokens, 0, sizeof a.u.tokens);
+        memset(&b.u.tokens, 0, sizeof b.u.tokens);
         break;
     case MESSAGE_HELLO:
     case MESSAGE_BEAT:
@@ -313,7 +353,7 @@ static void test_no_message_has_grown_a_field_that_does_not_travel(void **state)
     assert_int_equal(sizeof m->u.refuse, 16);
     assert_int_equal(sizeof m->u.fin, 16);
     assert_int_equal(sizeof m->u.commit, 8);
-    assert_int_equal(sizeof m->u.tokens, 24);
+    assert_int_equal(sizeof m->u.tokens, 64);
     assert_int_equal(sizeof m->u.end, 40);
     assert_int_equal(sizeof m->u.abort, 16);
     assert_int_equal(sizeof m->u.committed, 8);
@@ -611,6 +651,76 @@ static void test_counts_past_their_bounds_are_corrupt(void **state) {
     assert_unbelievable(&envelope, STATUS_CORRUPT);
 }
 
+static void test_logprobs_that_do_not_match_their_tokens_are_corrupt(void **state) {
+    (void)state;
+    uint64_t ids[3] = {1, 2, 3};
+    uint32_t tokens[3] = {7, 8, 9};
+    float logprobs[3] = {-1.5f, 0.0f, -2.0f};
+    uint32_t counts[3] = {3, 0, 1}; /* two alternatives, not wanted, none */
+    uint32_t tops[2] = {5, 6};
+    float top_logprobs[2] = {-0.25f, -3.0f};
+    Baton__Peer__V1__Tokens fit = BATON__PEER__V1__TOKENS__INIT;
+    fit.n_attempts = fit.n_tokens = fit.n_logprobs = fit.n_top_counts = 3;
+    fit.n_top_tokens = fit.n_top_logprobs = 2;
+    fit.attempts = ids;
+    fit.tokens = tokens;
+    fit.logprobs = logprobs;
+    fit.top_counts = counts;
+    fit.top_tokens = tops;
+    fit.top_logprobs = top_logprobs;
+    Baton__Peer__V1__Tokens pairs = fit;
+    Baton__Peer__V1__Envelope envelope = BATON__PEER__V1__ENVELOPE__INIT;
+    envelope.message_case = BATON__PEER__V1__ENVELOPE__MESSAGE_TOKENS;
+    envelope.tokens = &pairs;
+    assert_unbelievable(&envelope, STATUS_OK);
+    pairs.n_logprobs = 2;
+    assert_unbelievable(&envelope, STATUS_CORRUPT);
+    pairs.n_logprobs = 0;
+    assert_unbelievable(&envelope, STATUS_CORRUPT);
+    pairs = fit;
+    pairs.n_top_counts = 0;
+    assert_unbelievable(&envelope, STATUS_CORRUPT); /* logprobs of nobody */
+    pairs.n_logprobs = 0;
+    assert_unbelievable(&envelope, STATUS_CORRUPT); /* alternatives of nobody */
+    pairs.n_top_tokens = pairs.n_top_logprobs = 0;
+    assert_unbelievable(&envelope, STATUS_OK); /* nobody asked */
+    pairs = fit;
+    pairs.n_top_counts = pairs.n_logprobs = 2;
+    assert_unbelievable(&envelope, STATUS_CORRUPT); /* of two tokens of three */
+    pairs = fit;
+    pairs.n_top_tokens = 1;
+    assert_unbelievable(&envelope, STATUS_CORRUPT);
+    pairs.n_top_logprobs = 1;
+    assert_unbelievable(&envelope, STATUS_CORRUPT); /* fewer than the counts say */
+    pairs = fit;
+    counts[2] = 2;
+    assert_unbelievable(&envelope, STATUS_CORRUPT); /* more than there are */
+    counts[2] = UINT32_MAX;
+    assert_unbelievable(&envelope, STATUS_CORRUPT);
+    counts[2] = 1;
+    float wrong[] = {0.5f, NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        logprobs[1] = wrong[i];
+        assert_unbelievable(&envelope, STATUS_CORRUPT);
+        logprobs[1] = 0.0f;
+        top_logprobs[1] = wrong[i];
+        assert_unbelievable(&envelope, STATUS_CORRUPT);
+        top_logprobs[1] = -3.0f;
+    }
+    assert_unbelievable(&envelope, STATUS_OK);
+    static uint32_t many[2 + LOGPROBS_TOP_MAX];
+    static float many_logprobs[2 + LOGPROBS_TOP_MAX];
+    pairs.n_attempts = pairs.n_tokens = pairs.n_logprobs = pairs.n_top_counts = 1;
+    pairs.top_tokens = many;
+    pairs.top_logprobs = many_logprobs;
+    counts[0] = 1 + LOGPROBS_TOP_MAX;
+    pairs.n_top_tokens = pairs.n_top_logprobs = LOGPROBS_TOP_MAX;
+    assert_unbelievable(&envelope, STATUS_OK);
+    counts[0]++;
+    pairs.n_top_tokens = ++pairs.n_top_logprobs;
+    assert_unbelievable(&envelope, STATUS_CORRUPT); /* more than anybody may ask for */
+}
+
 static void test_enums_past_their_range_are_corrupt(void **state) {
     (void)state;
     Baton__Peer__V1__End end = BATON__PEER__V1__END__INIT;
@@ -767,6 +877,7 @@ int main(void) {
         cmocka_unit_test(test_messages_past_their_bounds_are_not_encoded),
         cmocka_unit_test(test_hellos_past_their_bounds_are_corrupt),
         cmocka_unit_test(test_counts_past_their_bounds_are_corrupt),
+        cmocka_unit_test(test_logprobs_that_do_not_match_their_tokens_are_corrupt),
         cmocka_unit_test(test_enums_past_their_range_are_corrupt),
         cmocka_unit_test(test_sampling_past_its_range_is_corrupt),
         cmocka_unit_test(test_an_unknown_kind_is_unsupported_and_an_empty_envelope_corrupt),
