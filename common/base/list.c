@@ -32,6 +32,24 @@ void list_push_front(struct list *list, void *links, uint32_t stride, uint32_t i
     list->count++;
 }
 
+void list_insert(struct list *list, void *links, uint32_t stride, uint32_t index, uint32_t after) {
+    if (after == LIST_NONE) {
+        list_push_front(list, links, stride, index);
+        return;
+    }
+    if (after == list->tail) {
+        list_push_back(list, links, stride, index);
+        return;
+    }
+    struct link *link = list_link(links, stride, index);
+    struct link *before = list_link(links, stride, after);
+    CHECK(!link->is_linked && before->is_linked);
+    *link = (struct link){after, before->next, true};
+    list_link(links, stride, before->next)->prev = index;
+    before->next = index;
+    list->count++;
+}
+
 void list_remove(struct list *list, void *links, uint32_t stride, uint32_t index) {
     struct link *link = list_link(links, stride, index);
     if (!link->is_linked) {

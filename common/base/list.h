@@ -30,6 +30,8 @@ void list_init(struct list *list);
 /* links: address of entry 0's link; stride: size of an entry. The entry must not be linked. */
 void list_push_back(struct list *list, void *links, uint32_t stride, uint32_t index);
 void list_push_front(struct list *list, void *links, uint32_t stride, uint32_t index);
+/* Behind entry `after`, which is linked in this list; LIST_NONE: at the front. */
+void list_insert(struct list *list, void *links, uint32_t stride, uint32_t index, uint32_t after);
 /* Does nothing if the entry is not linked. */
 void list_remove(struct list *list, void *links, uint32_t stride, uint32_t index);
 

@@ -85,9 +85,13 @@ static void test_random_use_agrees_with_a_naive_model(void **state) {
         while (at < count && model[at] != index) {
             at++;
         }
-        if (at == count) {
-            push(&list, entries, index);
-            model[count++] = index;
+        if (at == count) { /* behind any of those that are there, or in front */
+            uint32_t place = prng_below(&prng, count + 1);
+            list_insert(&list, &entries[0].link, sizeof(struct entry), index,
+                        place == 0 ? LIST_NONE : model[place - 1]);
+            memmove(&model[place + 1], &model[place], (count - place) * sizeof model[0]);
+            model[place] = index;
+            count++;
         } else {
             drop(&list, entries, index);
             memmove(&model[at], &model[at + 1], (count - at - 1) * sizeof model[0]);
