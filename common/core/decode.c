@@ -8,6 +8,12 @@
 #define ROUTER_LINKS(core) &(core)->entries[0].router_link, (uint32_t)sizeof(struct decode_entry)
 #define PEER_LINKS(core)   &(core)->entries[0].peer_link, (uint32_t)sizeof(struct decode_entry)
 #define RUN_LINKS(core)    &(core)->entries[0].run_link, (uint32_t)sizeof(struct decode_entry)
+#define ORDER_LINKS(core)  &(core)->entries[0].order_link, (uint32_t)sizeof(struct decode_entry)
+
+/* Words kept for each token of KV capacity, at most: requests ask for far more tokens than they
+ * come to need, so their buffers are many times what the pages hold. 256 bytes a token beside the
+ * KV's thousands. */
+#define WORDS_PER_TOKEN 64u
 
 /* One entry's end appends at most: End, Refuse, Disarm. */
 #define EFFECTS_PER_END 4u
@@ -18,22 +24,36 @@ const char *decode_state_name(uint32_t state) {
     case DECODE_RESERVED: return "reserved";
     case DECODE_RECEIVING: return "receiving";
     case DECODE_RUNNING: return "running";
+    case DECODE_RETRACTED: return "retracted";
     case DECODE_LEAVING: return "leaving";
     }
     return "unknown";
+}
+
+/* Room for the tokens and page tables of all entries, however much each asks for; where that were
+ * more than WORDS_PER_TOKEN allows, the words are one more thing that can be full at Admit. */
+static uint32_t decode_words(const struct decode_config *config) {
+    uint64_t capacity = (uint64_t)config->page_count * config->page_tokens;
+    uint64_t tokens = config->context < capacity ? config->context : capacity;
+    uint64_t each = WORDS_UNIT;
+    while (each < tokens + tokens / config->page_tokens + 1) {
+        each *= 2;
+    }
+    uint64_t all = each * config->entries_max;
+    uint64_t most = capacity * WORDS_PER_TOKEN + (uint64_t)config->entries_max * WORDS_UNIT * 2;
+    all = all < most ? all : most;
+    return all > 1u << 30 ? 1u << 30 : (uint32_t)all;
 }
 
 static void decode_layout(struct decode_core *core, const struct decode_config *config,
                           struct arena *arena) {
     uint32_t pages_row_max = (config->context + config->page_tokens - 1) / config->page_tokens + 1;
     uint64_t row_pages = (uint64_t)config->rows_max * pages_row_max;
-    uint64_t words = (uint64_t)config->page_count * config->page_tokens * 3 +
-                     (uint64_t)config->entries_max * WORDS_UNIT * 2;
     node_init(&core->node, &config->node, arena);
     void *slots = arena_take(arena, pool_bytes(config->entries_max));
     core->entries = arena_take(arena, (uint64_t)config->entries_max * sizeof *core->entries);
     void *attempts = arena_take(arena, map_bytes(config->entries_max));
-    words_init(&core->words, words > (1u << 30) ? 1u << 30 : (uint32_t)words, arena);
+    words_init(&core->words, decode_words(config), arena);
     pages_init(&core->pages, config->page_count, config->page_tokens, config->secret, arena);
     core->rows = arena_take(arena, (uint64_t)config->rows_max * sizeof *core->rows);
     core->row_tokens = arena_take(arena, (uint64_t)config->step_tokens_max * sizeof(uint32_t));
@@ -56,6 +76,8 @@ static void decode_layout(struct decode_core *core, const struct decode_config *
     map_init(&core->by_attempt, config->entries_max, attempts);
     list_init(&core->run);
     list_init(&core->fill);
+    list_init(&core->active);
+    list_init(&core->retracted);
     budget_init(&core->budget, config->step_tokens_max);
     core->config = *config;
 }
@@ -123,13 +145,48 @@ static struct decode_entry *decode_by_attempt(struct decode_core *core,
     }
 }
 
+/* Whether its hand-off is over: it runs, or waits to run again. */
+static bool decode_is_committed(const struct decode_entry *entry) {
+    return entry->state == DECODE_RUNNING || entry->state == DECODE_RETRACTED;
+}
+
+/* Pages that it may take before its next reserve_tokens tokens, or the rest of its answer, have
+ * their KV. The last token of an answer needs none. */
+static uint32_t decode_growth(const struct decode_core *core, const struct decode_entry *entry,
+                              uint32_t held) {
+    uint64_t ahead = (uint64_t)entry->token_count + core->config.reserve_tokens;
+    uint32_t most = entry->total_max - 1;
+    uint32_t pages = pages_for(&core->pages, ahead < most ? (uint32_t)ahead : most);
+    return pages > held ? pages - held : 0;
+}
+
+/* Its share of what admission keeps free, after its state, pages or tokens have changed. */
+static void decode_account(struct decode_core *core, struct decode_entry *entry) {
+    bool may_grow = entry->state == DECODE_RESERVED || entry->state == DECODE_RECEIVING ||
+                    entry->state == DECODE_RUNNING;
+    uint32_t growth = may_grow ? decode_growth(core, entry, entry->page_count) : 0;
+    core->growth += growth;
+    core->growth -= entry->growth;
+    entry->growth = growth;
+}
+
 static void decode_move(struct decode_core *core, struct decode_entry *entry,
                         enum decode_state state, struct instant deadline) {
     ledger_move(&core->node, entry->state, state);
     entry->state = state;
     entry->state_since = core->node.now;
     entry->state_deadline = deadline;
+    decode_account(core, entry);
     node_progressed(&core->node);
+}
+
+/* Into a list that is in order of admission. Most arrive as the youngest. */
+static void decode_enlist(struct decode_core *core, struct list *list, struct decode_entry *entry) {
+    uint32_t after = list->tail;
+    while (after != LIST_NONE && core->entries[after].order > entry->order) {
+        after = core->entries[after].order_link.prev;
+    }
+    list_insert(list, ORDER_LINKS(core), decode_index(core, entry), after);
 }
 
 /* Memory returns: only when decided and quiet. */
@@ -138,7 +195,7 @@ static void decode_settle(struct decode_core *core, struct decode_entry *entry) 
         return;
     }
     CHECK(!entry->router_link.is_linked && !entry->peer_link.is_linked &&
-          !entry->run_link.is_linked);
+          !entry->run_link.is_linked && !entry->order_link.is_linked && entry->growth == 0);
     pages_release(&core->pages, decode_pages(core, entry), entry->page_count);
     words_free(&core->words, entry->words);
     CHECK(map_remove(&core->by_attempt, decode_attempt_hash(entry->router_stream, entry->attempt),
@@ -166,6 +223,8 @@ static void decode_unlink(struct decode_core *core, struct decode_entry *entry) 
         list_remove(&core->node.sessions[entry->peer].entries, PEER_LINKS(core), at);
     }
     list_remove(entry->is_filling ? &core->fill : &core->run, RUN_LINKS(core), at);
+    list_remove(entry->state == DECODE_RETRACTED ? &core->retracted : &core->active,
+                ORDER_LINKS(core), at);
 }
 
 static void decode_disarm(struct decode_entry *entry, struct effects *out) {
@@ -244,10 +303,39 @@ static enum cause decode_admissible(const struct decode_core *core, const struct
             return CAUSE_INVALID;
         }
     }
-    return core->node.is_draining ? CAUSE_DRAINING : CAUSE_NONE;
+    if (core->node.is_draining) {
+        return CAUSE_DRAINING;
+    }
+    /* Those that were retracted come first: else new ones would take the room that they wait for,
+     * and would be retracted in their turn. */
+    return core->retracted.count > 0 ? CAUSE_BUSY : CAUSE_NONE;
 }
 
-/* Takes tokens, cached pages and fresh pages for the whole request, or nothing. */
+/* Takes pages for the tokens that it has, cached ones first, or nothing. is_pressing: also where
+ * that leaves the others less than their growth. */
+static enum status decode_take_pages(struct decode_core *core, struct decode_entry *entry,
+                                     bool is_pressing) {
+    uint32_t *table = decode_pages(core, entry);
+    uint32_t count = pages_for(&core->pages, entry->token_count);
+    /* The last token is always computed here, so it is never taken from the cache. */
+    uint32_t matched = pages_match(&core->pages, decode_tokens(core, entry),
+                                   (entry->token_count - 1) / core->config.page_tokens, table);
+    uint64_t wanted = count - matched;
+    if (!is_pressing) {
+        wanted += core->growth + decode_growth(core, entry, count);
+    }
+    if (wanted > pages_available(&core->pages) ||
+        pages_take(&core->pages, count - matched, table + matched) != STATUS_OK) {
+        pages_release(&core->pages, table, matched);
+        core->pages.hit_tokens_total -= (uint64_t)matched * core->config.page_tokens;
+        return STATUS_BUSY;
+    }
+    entry->page_count = count;
+    entry->computed = matched * core->config.page_tokens;
+    return STATUS_OK;
+}
+
+/* Takes room for the tokens of the whole request and pages for its prompt, or nothing. */
 static enum status decode_reserve(struct decode_core *core, struct decode_entry *entry,
                                   const struct message *admit) {
     uint32_t total_pages = pages_for(&core->pages, entry->total_max);
@@ -255,21 +343,14 @@ static enum status decode_reserve(struct decode_core *core, struct decode_entry 
     if (status != STATUS_OK) {
         return status;
     }
-    uint32_t *tokens = decode_tokens(core, entry);
-    uint32_t *table = decode_pages(core, entry);
-    memcpy(tokens, admit->u.admit.tokens, entry->token_count * sizeof *tokens);
-    /* The last prompt token is always computed here, so it is never taken from the cache. */
-    uint32_t matched = pages_match(&core->pages, tokens,
-                                   (entry->token_count - 1) / core->config.page_tokens, table);
-    status = pages_take(&core->pages, total_pages - matched, table + matched);
+    memcpy(decode_tokens(core, entry), admit->u.admit.tokens,
+           entry->token_count * sizeof(uint32_t));
+    status = decode_take_pages(core, entry, false);
     if (status != STATUS_OK) {
-        pages_release(&core->pages, table, matched);
         words_free(&core->words, entry->words);
         return status;
     }
-    entry->page_count = total_pages;
-    entry->cached = matched * core->config.page_tokens;
-    entry->computed = entry->cached;
+    entry->cached = entry->computed;
     return STATUS_OK;
 }
 
@@ -277,6 +358,7 @@ static void decode_start_running(struct decode_core *core, struct decode_entry *
     entry->is_filling = entry->token_count - entry->computed > 1;
     list_push_back(entry->is_filling ? &core->fill : &core->run, RUN_LINKS(core),
                    decode_index(core, entry));
+    decode_enlist(core, &core->active, entry);
 }
 
 static void decode_admit(struct decode_core *core, struct session *session,
@@ -298,6 +380,7 @@ static void decode_admit(struct decode_core *core, struct session *session,
     struct decode_entry *entry = &core->entries[pool_index(id)];
     *entry = (struct decode_entry){.id = id,
                                    .attempt = attempt,
+                                   .order = core->admissions,
                                    .router = node_session_index(&core->node, session),
                                    .router_stream = session->stream,
                                    .router_incarnation = session->incarnation,
@@ -318,8 +401,8 @@ static void decode_admit(struct decode_core *core, struct session *session,
         return;
     }
     struct siphash128 key =
-        siphash128(core->config.secret, &core->keys_minted, sizeof core->keys_minted);
-    core->keys_minted++;
+        siphash128(core->config.secret, &core->admissions, sizeof core->admissions);
+    core->admissions++;
     entry->key = key.low;
     text_copy(entry->label, LABEL_MAX, admit->u.admit.label);
     entry->deadline = instant_add(core->node.now, span_ms(admit->u.admit.deadline_ms));
@@ -328,6 +411,7 @@ static void decode_admit(struct decode_core *core, struct session *session,
     entry->state = is_local ? DECODE_RUNNING : DECODE_RESERVED;
     entry->state_deadline =
         is_local ? entry->deadline : instant_add(core->node.now, core->node.config.timers.open);
+    decode_account(core, entry);
     ledger_create(&core->node, entry->state);
     map_add(&core->by_attempt, decode_attempt_hash(session->stream, attempt), pool_index(id));
     list_push_back(&session->entries, ROUTER_LINKS(core), pool_index(id));
@@ -414,11 +498,11 @@ static void decode_fin(struct decode_core *core, struct session *session, const 
                        struct effects *out) {
     struct decode_entry *entry = decode_by_slot(core, fin->u.fin.slot);
     if (entry == NULL || entry->peer_stream.v != session->stream.v ||
-        (entry->state != DECODE_RECEIVING && entry->state != DECODE_RUNNING)) {
+        (entry->state != DECODE_RECEIVING && !decode_is_committed(entry))) {
         decode_refuse(core, session, fin->u.fin.slot, CAUSE_UNKNOWN_SLOT, out);
         return;
     }
-    if (entry->state == DECODE_RUNNING) {
+    if (decode_is_committed(entry)) {
         node_send(&core->node, session, MESSAGE_COMMIT, out)->u.commit.slot.v = entry->id;
         return;
     }
@@ -434,7 +518,7 @@ static void decode_fin(struct decode_core *core, struct session *session, const 
 static void decode_abort(struct decode_core *core, struct session *session,
                          const struct message *abort, struct effects *out) {
     struct decode_entry *entry = decode_by_attempt(core, session, abort->u.abort.attempt);
-    if (abort->u.abort.is_unless_committed && entry != NULL && entry->state == DECODE_RUNNING) {
+    if (abort->u.abort.is_unless_committed && entry != NULL && decode_is_committed(entry)) {
         node_send(&core->node, session, MESSAGE_COMMITTED, out)->u.committed.attempt =
             abort->u.abort.attempt;
         return;
@@ -472,7 +556,7 @@ static bool decode_holds(struct decode_core *core, const struct session *session
     }
     struct decode_entry *entry = decode_by_slot(core, (struct slot_id){id});
     return entry != NULL && entry->peer_stream.v == session->stream.v &&
-           (entry->state == DECODE_RECEIVING || entry->state == DECODE_RUNNING);
+           (entry->state == DECODE_RECEIVING || decode_is_committed(entry));
 }
 
 static void decode_audited(struct decode_core *core, struct session *session,
@@ -536,6 +620,116 @@ static void decode_send_audits(struct decode_core *core, struct effects *out) {
     }
 }
 
+/* --- growth and retraction
+ * ----------------------------------------------------------------------------- */
+
+/* Gives all its pages away and waits. The whole ones go into the prefix index first: if nobody
+ * needs them meanwhile, they are found there when it comes back. */
+static void decode_retract(struct decode_core *core, struct decode_entry *entry,
+                           struct effects *out) {
+    CHECK(entry->state == DECODE_RUNNING && decode_operations(entry) == 0);
+    uint32_t at = decode_index(core, entry);
+    pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
+                entry->computed / core->config.page_tokens);
+    pages_release(&core->pages, decode_pages(core, entry), entry->page_count);
+    list_remove(entry->is_filling ? &core->fill : &core->run, RUN_LINKS(core), at);
+    list_remove(&core->active, ORDER_LINKS(core), at);
+    if (effects_room(out) > 8 * EFFECTS_PER_END) {
+        node_note(out, NOTE_RETRACTED, ROLE_DECODE, CAUSE_BUSY, entry->id, entry->computed,
+                  entry->label);
+    }
+    entry->page_count = 0;
+    entry->computed_most =
+        entry->computed > entry->computed_most ? entry->computed : entry->computed_most;
+    entry->computed = 0;
+    entry->is_filling = false;
+    core->retractions++;
+    decode_move(core, entry, DECODE_RETRACTED, entry->deadline);
+    decode_enlist(core, &core->retracted, entry);
+    core->resume_room = INT64_MIN;
+}
+
+/* Lets those that were retracted run again, oldest first, each as soon as an Admit of its size
+ * would be granted, and in any case when nothing runs. */
+static void decode_resume(struct decode_core *core, struct effects *out) {
+    while (core->retracted.count > 0) {
+        uint32_t at = core->retracted.head;
+        struct decode_entry *entry = &core->entries[at];
+        bool is_idle = core->active.count == 0;
+        int64_t room = (int64_t)pages_available(&core->pages) - (int64_t)core->growth;
+        if (!is_idle && room <= core->resume_room) {
+            return; /* looked at before: its prefix need not be hashed again */
+        }
+        if (decode_take_pages(core, entry, is_idle) != STATUS_OK) {
+            core->resume_room = room;
+            return;
+        }
+        core->resume_room = INT64_MIN;
+        list_remove(&core->retracted, ORDER_LINKS(core), at);
+        decode_move(core, entry, DECODE_RUNNING, entry->deadline);
+        decode_start_running(core, entry);
+        if (effects_room(out) > 8 * EFFECTS_PER_END) {
+            node_note(out, NOTE_RESUMED, ROLE_DECODE, CAUSE_NONE, entry->id,
+                      entry->token_count - entry->computed, entry->label);
+        }
+    }
+}
+
+/* The youngest that can give its pages away now. Never the oldest one that runs: it gets every page
+ * that it needs and ends, and then the next one is the oldest. */
+static struct decode_entry *decode_victim(struct decode_core *core) {
+    for (uint32_t at = core->active.tail; at != core->active.head;
+         at = core->entries[at].order_link.prev) {
+        if (decode_operations(&core->entries[at]) == 0) {
+            return &core->entries[at];
+        }
+    }
+    return NULL;
+}
+
+static bool decode_lacks_page(const struct decode_core *core, const struct decode_entry *entry) {
+    return pages_for(&core->pages, entry->token_count) > entry->page_count;
+}
+
+/* How many of those that the next step may take lack a page. Prompts never do. */
+static uint32_t decode_lacking(const struct decode_core *core) {
+    uint32_t lacking = 0;
+    uint32_t at = core->run.head;
+    for (uint32_t i = 0; i < core->config.rows_max && at != LIST_NONE; i++) {
+        lacking += decode_lacks_page(core, &core->entries[at]) ? 1 : 0;
+        at = core->entries[at].run_link.next;
+    }
+    return lacking;
+}
+
+static void decode_grow_one(struct decode_core *core, struct decode_entry *entry) {
+    if (decode_lacks_page(core, entry) &&
+        pages_take(&core->pages, 1, decode_pages(core, entry) + entry->page_count) == STATUS_OK) {
+        entry->page_count++;
+        decode_account(core, entry);
+    }
+}
+
+/* A page for each that needs one; where there are too few, the youngest give theirs up. What gets
+ * none (transfers hold them) is left out of this step. No step is running. */
+static void decode_grow(struct decode_core *core, struct effects *out) {
+    while (decode_lacking(core) > pages_available(&core->pages)) {
+        struct decode_entry *victim = decode_victim(core);
+        if (victim == NULL) {
+            break;
+        }
+        decode_retract(core, victim, out);
+    }
+    if (core->active.count > 0) {
+        decode_grow_one(core, &core->entries[core->active.head]);
+    }
+    uint32_t at = core->run.head;
+    for (uint32_t i = 0; i < core->config.rows_max && at != LIST_NONE; i++) {
+        decode_grow_one(core, &core->entries[at]);
+        at = core->entries[at].run_link.next;
+    }
+}
+
 /* --- steps
  * --------------------------------------------------------------------------------------------- */
 
@@ -575,9 +769,11 @@ static void decode_plan_list(struct decode_core *core, struct list *list, uint32
         uint32_t room = tokens_max - core->plan.token_count;
         CHECK(pending > 0);
         if (entry->is_in_step) {
-            return; /* and so are all behind it */
+            return; /* all behind it were looked at */
         }
-        decode_plan_row(core, entry, pending < room ? pending : room);
+        if (!decode_lacks_page(core, entry)) {
+            decode_plan_row(core, entry, pending < room ? pending : room);
+        }
         uint32_t at = list->head;
         list_remove(list, RUN_LINKS(core), at);
         list_push_back(list, RUN_LINKS(core), at);
@@ -585,7 +781,13 @@ static void decode_plan_list(struct decode_core *core, struct list *list, uint32
 }
 
 static void decode_plan(struct decode_core *core, struct effects *out) {
-    if (core->is_stepping || core->run.count + core->fill.count == 0 || effects_room(out) < 1) {
+    if (core->is_stepping || effects_room(out) < 1) {
+        return;
+    }
+    decode_resume(core, out);
+    decode_grow(core, out);
+    core->is_starved = false;
+    if (core->run.count + core->fill.count == 0) {
         return;
     }
     uint64_t number = core->plan.number + 1;
@@ -602,6 +804,11 @@ static void decode_plan(struct decode_core *core, struct effects *out) {
     core->config.rows_max += rows_kept;
     decode_plan_list(core, &core->fill, budget);
     decode_plan_list(core, &core->run, budget); /* what the prompts have left */
+    core->is_starved = core->plan.row_count == 0;
+    if (core->is_starved) {
+        core->plan.number--;
+        return;
+    }
     core->is_stepping = true;
     core->steps++;
     effects_add(out, EFFECT_STEP)->u.plan = &core->plan;
@@ -623,16 +830,28 @@ static enum finish decode_finish(const struct decode_core *core, const struct de
     return entry->token_count >= entry->total_max ? FINISH_LENGTH : FINISH_NONE;
 }
 
+static void decode_fill_done(struct decode_core *core, struct decode_entry *entry) {
+    list_remove(&core->fill, RUN_LINKS(core), decode_index(core, entry));
+    entry->is_filling = false;
+    list_push_back(&core->run, RUN_LINKS(core), decode_index(core, entry));
+}
+
 /* One row's share of a finished step. Returns the finish reason that its token brought. */
 static enum finish decode_apply(struct decode_core *core, struct decode_entry *entry,
                                 const struct plan_row *row, const struct step_result *result,
                                 struct effects *out) {
-    core->tokens_prefilled += entry->computed < entry->prompt_count ? row->token_count : 0;
+    uint32_t end = row->position + row->token_count;
+    uint32_t seen = entry->computed_most < row->position ? row->position
+                    : entry->computed_most < end         ? entry->computed_most
+                                                         : end;
+    core->tokens_recomputed += seen - row->position;
+    if (seen < entry->prompt_count) {
+        core->tokens_prefilled += (end < entry->prompt_count ? end : entry->prompt_count) - seen;
+    }
     entry->computed += row->token_count;
     if (!row->is_sampled) {
         if (entry->is_filling && entry->token_count - entry->computed == 1) {
-            list_remove(&core->fill, RUN_LINKS(core), decode_index(core, entry));
-            decode_start_running(core, entry);
+            decode_fill_done(core, entry);
         }
         return FINISH_NONE;
     }
@@ -641,15 +860,14 @@ static enum finish decode_apply(struct decode_core *core, struct decode_entry *e
         return FINISH_NONE;
     }
     if (entry->is_filling) {
-        list_remove(&core->fill, RUN_LINKS(core), decode_index(core, entry));
-        entry->is_filling = false;
-        list_push_back(&core->run, RUN_LINKS(core), decode_index(core, entry));
+        decode_fill_done(core, entry);
     }
     if (entry->computed == entry->prompt_count) {
         pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
                     entry->computed / core->config.page_tokens);
     }
     decode_tokens(core, entry)[entry->token_count++] = result->token;
+    decode_account(core, entry);
     core->tokens_generated++;
     return decode_finish(core, entry, result->token);
 }
@@ -954,13 +1172,18 @@ static void decode_view_session(const struct decode_core *core, struct entry_vie
     }
 }
 
-static const char *decode_waits_for(const struct decode_entry *entry) {
+static const char *decode_waits_for(const struct decode_core *core,
+                                    const struct decode_entry *entry) {
     switch (entry->state) {
     case DECODE_NONE: return "";
     case DECODE_RESERVED: return "the prefill worker's Open";
     case DECODE_RECEIVING:
         return entry->is_fin_seen ? "the rest of the KV bytes" : "KV from the prefill worker";
-    case DECODE_RUNNING: return entry->is_in_step ? "its engine step" : "its turn in a step";
+    case DECODE_RUNNING:
+        return entry->is_in_step                ? "its engine step"
+               : decode_lacks_page(core, entry) ? "a free KV page"
+                                                : "its turn in a step";
+    case DECODE_RETRACTED: return "room for its KV pages, which it gave up to older requests";
     case DECODE_LEAVING:
         return entry->is_in_step ? "its engine step to end" : "the link to disarm its slot";
     }
@@ -1010,7 +1233,7 @@ bool decode_view(const struct decode_core *core, uint32_t *cursor, struct entry_
             .pages = entry->page_count,
             .bytes = entry->received,
             .cached = entry->cached,
-            .waits_for = decode_waits_for(entry)};
+            .waits_for = decode_waits_for(core, entry)};
         text_copy(view_out->label, LABEL_MAX, entry->label);
         decode_view_session(core, view_out, 0, entry->router_link.is_linked, entry->router);
         decode_view_session(core, view_out, 1, entry->peer_link.is_linked, entry->peer);
@@ -1019,8 +1242,23 @@ bool decode_view(const struct decode_core *core, uint32_t *cursor, struct entry_
     return false;
 }
 
+/* A list in order of admission, whose entries are all in one state. */
+static void decode_verify_order(const struct decode_core *core, const struct list *list,
+                                enum decode_state state) {
+    uint32_t count = 0;
+    for (uint32_t at = list->head; at != LIST_NONE; at = core->entries[at].order_link.next) {
+        uint32_t next = core->entries[at].order_link.next;
+        CHECK_OP(core->entries[at].state, ==, state);
+        CHECK(next == LIST_NONE || core->entries[at].order < core->entries[next].order);
+        count++;
+    }
+    CHECK_OP(count, ==, list->count);
+    CHECK_OP(count, ==, core->node.ledger.in_state[state]);
+}
+
 void decode_verify(const struct decode_core *core) {
     uint32_t live = 0;
+    uint64_t growth = 0;
     uint64_t references = 0;
     uint32_t in_step = 0;
     for (uint32_t i = 0; i < core->config.entries_max; i++) {
@@ -1038,6 +1276,16 @@ void decode_verify(const struct decode_core *core) {
         CHECK((entry->state == DECODE_LEAVING) != entry->router_link.is_linked);
         CHECK((entry->state == DECODE_RECEIVING) == entry->peer_link.is_linked);
         CHECK((entry->state == DECODE_RUNNING) == entry->run_link.is_linked);
+        CHECK(decode_is_committed(entry) == entry->order_link.is_linked);
+        CHECK(entry->state != DECODE_RETRACTED ||
+              (decode_operations(entry) == 0 && entry->page_count == 0 && entry->computed == 0));
+        growth += entry->growth;
+        CHECK_OP(entry->growth, ==,
+                 entry->state == DECODE_RETRACTED || entry->state == DECODE_LEAVING
+                     ? 0
+                     : decode_growth(core, entry, entry->page_count));
+        CHECK_OP(entry->page_count, <=, pages_for(&core->pages, entry->total_max));
+        CHECK_OP(entry->computed, <=, entry->page_count * core->config.page_tokens);
         CHECK(entry->state != DECODE_RECEIVING || entry->is_armed);
         CHECK(entry->state != DECODE_RESERVED || decode_operations(entry) == 0);
         CHECK(entry->state != DECODE_LEAVING || decode_operations(entry) > 0);
@@ -1049,6 +1297,11 @@ void decode_verify(const struct decode_core *core) {
         held += core->pages.table[i].references;
     }
     CHECK_OP(held, ==, references);
+    CHECK_OP(growth, ==, core->growth);
+    decode_verify_order(core, &core->active, DECODE_RUNNING);
+    decode_verify_order(core, &core->retracted, DECODE_RETRACTED);
+    /* Whoever waits for pages waits for somebody who has them. */
+    CHECK(core->retracted.count == 0 || live > core->retracted.count);
     CHECK_OP(live, ==, core->node.ledger.live);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
     CHECK_OP(core->words.taken, ==, core->node.ledger.live);

@@ -1,12 +1,14 @@
-/* The decode worker's core: reserves pages, receives KV into armed slots, runs requests, decides
+/* The decode worker's core: admits by room, receives KV into armed slots, runs requests, decides
  * hand-offs.
  *
- *   RESERVED -> RECEIVING -> RUNNING -> gone        LEAVING while an own operation still holds the
- * pages
+ *   RESERVED -> RECEIVING -> RUNNING <-> RETRACTED  LEAVING while an own operation still holds the
+ *                               |                   pages
+ *                              gone
  *
  * D alone decides whether a slot is committed, and frees its pages on nobody's word. An entry is
- * created only by Admit; its outcome is decided once (first cause wins), its memory returns when
- * its own operations are zero. Control thread only; see node.h for time and sessions. */
+ * created only by Admit; its outcome is decided once, its memory returns when its own operations
+ * are zero. It starts with the pages of its prompt and takes more as it grows; when there are none,
+ * the youngest running ones give theirs up and wait (RETRACTED). Control thread only. */
 #ifndef CORE_DECODE_H
 #define CORE_DECODE_H
 
@@ -22,6 +24,7 @@ enum decode_state {
     DECODE_RESERVED,
     DECODE_RECEIVING,
     DECODE_RUNNING,
+    DECODE_RETRACTED, /* holds no page; its tokens are kept, their KV is computed again */
     DECODE_LEAVING,
 };
 
@@ -32,6 +35,9 @@ struct decode_config {
     uint32_t page_tokens;
     uint32_t token_bytes; /* KV bytes of one token, all components */
     uint32_t context;     /* tokens of prompt + answer */
+    /* Admission leaves room for so many more tokens of every live request, or for the rest of its
+     * answer: 0 admits whatever fits now, context and more never retracts anything. */
+    uint32_t reserve_tokens;
     uint32_t vocab;
     uint32_t rows_max;        /* sequences in one step */
     uint32_t step_tokens_max; /* tokens in one step */
@@ -46,6 +52,7 @@ struct decode_entry {
     uint64_t id; /* slot; 0 = free */
     enum decode_state state;
     struct attempt_id attempt;
+    uint64_t order; /* of admission: smaller is older */
     uint64_t key;
     uint32_t router; /* session index; valid while router_link is linked */
     uint32_t peer;   /* session index of P; valid while peer_link is linked */
@@ -54,18 +61,21 @@ struct decode_entry {
     struct stream_id peer_stream; /* the P session it is or was bound to; 0 = never bound */
     struct link router_link;
     struct link peer_link;
-    struct link run_link;  /* in run or fill */
-    bool is_filling;       /* in fill: more than one token to compute */
-    uint32_t words;        /* tokens, then page table, in one buffer */
-    uint32_t token_count;  /* prompt and generated so far */
-    uint32_t prompt_count; /* as admitted (a resume's prompt holds emitted tokens) */
+    struct link run_link;   /* in run or fill */
+    struct link order_link; /* in active or retracted */
+    bool is_filling;        /* in fill: more than one token to compute */
+    uint32_t words;         /* tokens, then page table, in one buffer */
+    uint32_t token_count;   /* prompt and generated so far */
+    uint32_t prompt_count;  /* as admitted (a resume's prompt holds emitted tokens) */
     uint32_t output_first;
     uint32_t max_new;
-    uint32_t total_max;  /* prompt_count + max_new */
-    uint32_t page_count; /* 0 after release */
-    uint32_t cached;
-    uint32_t computed; /* tokens whose KV is in our pages and whole */
-    uint64_t received; /* KV bytes verified */
+    uint32_t total_max;     /* prompt_count + max_new */
+    uint32_t page_count;    /* held now */
+    uint32_t growth;        /* pages that admission keeps free for it */
+    uint32_t cached;        /* tokens found in the prefix index at Admit */
+    uint32_t computed;      /* tokens whose KV is in our pages and whole */
+    uint32_t computed_most; /* before it was retracted: up to here they are computed again */
+    uint64_t received;      /* KV bytes verified */
     uint64_t announced;
     bool is_fin_seen;
     bool is_covered;
@@ -94,9 +104,15 @@ struct decode_core {
     struct words words;
     struct pages pages;
     struct budget budget;
-    struct list run;  /* one token to compute */
-    struct list fill; /* a prompt, or the rest of one */
-    uint64_t keys_minted;
+    struct list run;       /* one token to compute */
+    struct list fill;      /* a prompt, or the rest of one */
+    struct list active;    /* run and fill, oldest admission first */
+    struct list retracted; /* oldest admission first */
+    uint64_t growth;       /* sum over the entries */
+    uint64_t admissions;   /* also numbers their keys */
+    int64_t resume_room;   /* of the last resume that did not fit: not tried again before there is
+                              more */
+    bool is_starved;       /* requests run, but none has the pages for its next token */
     /* the outstanding step */
     struct step_plan plan;
     bool is_stepping;
@@ -106,7 +122,9 @@ struct decode_core {
     uint32_t row_pages_cap;
     uint64_t steps;
     uint64_t tokens_generated;
-    uint64_t tokens_prefilled; /* prompt tokens computed here (local or the last one) */
+    uint64_t tokens_prefilled;  /* prompt tokens computed here (local or the last one) */
+    uint64_t tokens_recomputed; /* tokens computed again after a retraction */
+    uint64_t retractions;
     uint64_t bytes_received;
     uint64_t commits;
     struct histogram transfer; /* Accept -> Commit */

@@ -49,6 +49,8 @@ enum note_kind {
     NOTE_DRAINING,
     NOTE_DRAINED,
     NOTE_AUDIT_MISMATCH, /* our bug: the entry's slot or attempt */
+    NOTE_RETRACTED,      /* slot, tokens whose KV it gave up, label of the request */
+    NOTE_RESUMED,        /* slot, tokens to be computed again, label of the request */
 };
 
 struct effect {

@@ -208,6 +208,14 @@ static void note(const struct effect *effect) {
                   LOG_TEXT("peer_role", role), LOG_HEX("entry", effect->u.note.id),
                   LOG_HEX("attempt", effect->u.note.number), LOG_TEXT("request", label));
         break;
+    case NOTE_RETRACTED:
+        LOG_DEBUG("running -> retracted: no page is free", LOG_HEX("entry", effect->u.note.id),
+                  LOG_U64("tokens", effect->u.note.number), LOG_TEXT("request", label));
+        break;
+    case NOTE_RESUMED:
+        LOG_DEBUG("retracted -> running", LOG_HEX("entry", effect->u.note.id),
+                  LOG_U64("tokens_again", effect->u.note.number), LOG_TEXT("request", label));
+        break;
     }
 }
 

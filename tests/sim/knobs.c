@@ -66,6 +66,21 @@ static uint32_t one_request(const struct knobs *knobs) {
     return (knobs->prompt_max + knobs->new_max + knobs->page_tokens - 1) / knobs->page_tokens;
 }
 
+/* How much room admission leaves. In a third of the runs it is none, answers are longer than
+ * prompts, and the pool holds one or two requests: whoever grows takes from another. */
+static void draw_room(uint64_t seed, struct knobs *knobs) {
+    struct dice draw = {{mix64(seed ^ 0x4007)}};
+    uint32_t kind = below(&draw, 3);
+    knobs->reserve_tokens = kind == 0 ? SIM_NEW_MAX : kind == 1 ? below(&draw, 12) : 0;
+    if (kind == 2 && knobs->decode_pages > 1) {
+        knobs->page_tokens = 4;
+        knobs->prompt_max = 4 + below(&draw, 16);
+        knobs->new_max = SIM_NEW_MAX / 2 + below(&draw, SIM_NEW_MAX / 2);
+        knobs->decode_pages = one_request(knobs) + below(&draw, one_request(knobs));
+        knobs->prefill_pages += one_request(knobs);
+    }
+}
+
 static struct knobs drawn_knobs(uint64_t seed) {
     struct dice draw = {{mix64(seed ^ 0x5eed)}};
     struct dice *dice = &draw;
@@ -96,6 +111,7 @@ static struct knobs drawn_knobs(uint64_t seed) {
         knobs.decode_pages = one_request(&knobs) + below(dice, 6 * one_request(&knobs));
         knobs.prefill_pages = one_request(&knobs) + below(dice, 4 * one_request(&knobs));
     }
+    draw_room(seed, &knobs);
     knobs.step_tokens_max = knobs.rows_max + below(dice, 64);
     knobs.disaggregate_above = chance(dice, 700) ? 0 : below(dice, 60);
     if (chance(dice, 100)) {
@@ -125,13 +141,15 @@ static const struct {
     uint32_t pages, entries;
     uint32_t disaggregate_above;
     int64_t arrival_ns;
+    uint32_t prompt_max, new_max;
 } worlds[SIM_WORLDS] = {
-    {"one request, two legs", 1, 1, 1, 1, 16, 4, 0, 20 * MS},
-    {"one request, one leg", 1, 0, 1, 1, 16, 4, 0, 20 * MS},
-    {"four requests want the same pages", 1, 1, 1, 4, 4, 4, 0, 5 * MS},
-    {"another worker of each kind", 1, 2, 2, 3, 12, 4, 0, 30 * MS},
-    {"two routers", 2, 1, 1, 4, 8, 4, 0, 20 * MS},
-    {"short prompts stay with D, long ones do not", 1, 1, 2, 4, 8, 2, 8, 10 * MS},
+    {"one request, two legs", 1, 1, 1, 1, 16, 4, 0, 20 * MS, 24, 6},
+    {"one request, one leg", 1, 0, 1, 1, 16, 4, 0, 20 * MS, 24, 6},
+    {"four requests want the same pages", 1, 1, 1, 4, 4, 4, 0, 5 * MS, 24, 6},
+    {"another worker of each kind", 1, 2, 2, 3, 12, 4, 0, 30 * MS, 24, 6},
+    {"two routers", 2, 1, 1, 4, 8, 4, 0, 20 * MS, 24, 6},
+    {"short prompts stay with D, long ones do not", 1, 1, 2, 4, 8, 2, 8, 10 * MS, 24, 6},
+    {"answers outgrow the pool", 1, 1, 1, 3, 4, 3, 6, 5 * MS, 8, 24},
 };
 
 const char *sim_world_name(uint32_t world) {
@@ -154,8 +172,8 @@ static struct knobs fixed_knobs(uint32_t world) {
                           .disaggregate_above = worlds[world - 1].disaggregate_above,
                           .clients = worlds[world - 1].clients,
                           .arrival_ns = worlds[world - 1].arrival_ns,
-                          .prompt_max = 24,
-                          .new_max = 6,
+                          .prompt_max = worlds[world - 1].prompt_max,
+                          .new_max = worlds[world - 1].new_max,
                           .alphabet = SIM_VOCAB - 2,
                           .delay_ns = MS / 2,
                           .step_ns = 5 * MS,

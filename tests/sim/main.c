@@ -52,6 +52,8 @@ static void add(struct sim_result *total, const struct sim_result *one) {
     total->resumes += one->resumes;
     total->commits += one->commits;
     total->local += one->local;
+    total->retractions += one->retractions;
+    total->recomputed += one->recomputed;
     total->drained_ns = one->drained_ns > total->drained_ns ? one->drained_ns : total->drained_ns;
     for (uint32_t i = 0; i < FAULT_COUNT; i++) {
         total->struck[i] += one->struck[i];
@@ -125,11 +127,13 @@ static void tell(const struct sim_result *total, uint64_t seeds, uint64_t failur
            (unsigned long long)total->requests, (unsigned long long)total->ok,
            (unsigned long long)total->failed, (unsigned long long)total->aborted,
            (unsigned long long)total->lost_with_router);
-    printf("tokens %llu, steps %llu, commits %llu, one-leg %llu, retries %llu, resumes %llu; "
-           "slowest drain %.3f s (virtual); %.0f requests/s, %.0f events/s\n",
+    printf("tokens %llu, steps %llu, commits %llu, one-leg %llu, retries %llu, resumes %llu, "
+           "retractions %llu (%llu tokens computed again); slowest drain %.3f s (virtual); %.0f "
+           "requests/s, %.0f events/s\n",
            (unsigned long long)total->tokens, (unsigned long long)total->steps,
            (unsigned long long)total->commits, (unsigned long long)total->local,
            (unsigned long long)total->retries, (unsigned long long)total->resumes,
+           (unsigned long long)total->retractions, (unsigned long long)total->recomputed,
            (double)total->drained_ns / 1e9, (double)total->requests / elapsed,
            (double)total->events / elapsed);
     uint64_t all = 0;

@@ -22,13 +22,15 @@ static struct schedule nth_base(uint32_t world, uint64_t seed) {
     return schedule;
 }
 
-static bool nth_world(uint32_t world, uint64_t seed, bool is_verbose, uint32_t *runs) {
+static bool nth_world(uint32_t world, uint64_t seed, bool is_verbose, uint32_t *runs,
+                      uint64_t *retractions) {
     struct schedule base = nth_base(world, seed);
     struct sim_options options = {0};
     struct sim_result counted;
     char sentence[SIM_SENTENCE_MAX];
     const char *violation = sim_run(&base, &options, &counted);
     bool is_good = violation == NULL;
+    *retractions += counted.retractions;
     if (!is_good) {
         sim_report(&base, violation, 0);
     }
@@ -57,13 +59,18 @@ static bool nth_world(uint32_t world, uint64_t seed, bool is_verbose, uint32_t *
 bool sim_nth(uint64_t seed, bool is_verbose) {
     bool is_good = true;
     uint32_t total = 0;
+    uint64_t retractions = 0;
     double start = sim_seconds_now();
     for (uint32_t world = 1; world <= SIM_WORLDS; world++) {
         uint32_t runs = 0;
-        is_good = nth_world(world, seed, is_verbose, &runs) && is_good;
+        is_good = nth_world(world, seed, is_verbose, &runs, &retractions) && is_good;
         printf("world %u, %s: each of %u effects failed once\n", world, sim_world_name(world),
                runs);
         total += runs;
+    }
+    if (retractions == 0) {
+        printf("the worlds are not what they should be: nothing was retracted\n");
+        is_good = false;
     }
     printf("%u runs with one fault each in %.1f s: %s\n", total, sim_seconds_now() - start,
            is_good ? "all checks hold" : "FAILED");

@@ -136,7 +136,9 @@ static bool sim_may_follow(enum role role, uint32_t from, uint32_t to) {
     }
     if (role == ROLE_DECODE) {
         return to == DECODE_LEAVING || (from == DECODE_RESERVED && to == DECODE_RECEIVING) ||
-               (from == DECODE_RECEIVING && to == DECODE_RUNNING);
+               (from == DECODE_RECEIVING && to == DECODE_RUNNING) ||
+               (from == DECODE_RUNNING && to == DECODE_RETRACTED) ||
+               (from == DECODE_RETRACTED && to == DECODE_RUNNING);
     }
     if (role == ROLE_PREFILL) {
         return to > from; /* QUEUED, COMPUTING, SENT, LEAVING; a whole prefix hit skips one */
@@ -215,6 +217,18 @@ static void sim_check_rows(struct world *world, struct process *p, uint32_t at) 
     }
 }
 
+/* Whoever gives its pages away gives them to somebody older, who runs on: so the oldest ends, and
+ * then the next. */
+static void sim_check_retracted(struct world *world, const struct decode_core *core, uint32_t at) {
+    bool is_older = false;
+    for (uint32_t i = 0; i < core->config.entries_max; i++) {
+        const struct decode_entry *other = &core->entries[i];
+        is_older =
+            is_older || (other->state == DECODE_RUNNING && other->order < core->entries[at].order);
+    }
+    SIM_CHECK(world, is_older, "the oldest request that ran was retracted: it may starve");
+}
+
 static void sim_entry(struct world *world, struct process *p, uint32_t at, bool is_abort) {
     struct shadow *shadow = &p->shadows[at];
     struct sight sight = sim_sight(p, at);
@@ -236,8 +250,12 @@ static void sim_entry(struct world *world, struct process *p, uint32_t at, bool 
                   "I15: a request went back to an earlier attempt");
     }
     if (p->role == ROLE_DECODE && sight.state == DECODE_RUNNING &&
-        (is_new || shadow->state == DECODE_RECEIVING)) {
+        (is_new || shadow->state == DECODE_RECEIVING || shadow->state == DECODE_RETRACTED)) {
         sim_check_rows(world, p, at);
+    }
+    if (p->role == ROLE_DECODE && sight.state == DECODE_RETRACTED &&
+        shadow->state != DECODE_RETRACTED) {
+        sim_check_retracted(world, p->core, at);
     }
     if (p->role != ROLE_ROUTER) {
         if (is_new) {
@@ -287,9 +305,10 @@ static void sim_check_aborted(struct world *world, struct process *p, const stru
     for (uint32_t i = 0; i < sim_shadow_count(world, p->role); i++) {
         struct sight sight = sim_sight(p, i);
         const struct shadow *before = &p->shadows[i];
-        bool is_committed = p->role == ROLE_DECODE && is_question &&
-                            before->state == DECODE_RUNNING && before->attempt == attempt &&
-                            before->stream == event->stream.v;
+        bool is_committed =
+            p->role == ROLE_DECODE && is_question &&
+            (before->state == DECODE_RUNNING || before->state == DECODE_RETRACTED) &&
+            before->attempt == attempt && before->stream == event->stream.v;
         bool is_left = sight.id != 0 && sight.attempt == attempt &&
                        sight.streams[0] == event->stream.v && !sight.is_decided;
         SIM_CHECK(world, !is_committed || is_left,
@@ -343,6 +362,9 @@ static void sim_check_created(struct world *world, struct process *p, const stru
                                                : sim_is_mail(event, MESSAGE_PREFILL);
     SIM_CHECK(world, node->ledger.created <= p->created + (may_create ? 1 : 0),
               "I5: something other than admission created an entry");
+    SIM_CHECK(world, node->ledger.created == p->created || p->retracted == 0,
+              "a request was admitted past others that wait for the pages that they gave up");
+    p->retracted = p->role == ROLE_DECODE ? node->ledger.in_state[DECODE_RETRACTED] : 0;
     p->created = node->ledger.created;
 }
 

@@ -37,6 +37,7 @@ static void sim_start_decode(struct world *world, uint32_t process) {
                                    .page_tokens = world->knobs.page_tokens,
                                    .token_bytes = world->layout.token_bytes,
                                    .context = SIM_PROMPT_MAX + SIM_NEW_MAX,
+                                   .reserve_tokens = world->knobs.reserve_tokens,
                                    .vocab = SIM_VOCAB,
                                    .rows_max = world->knobs.rows_max,
                                    .step_tokens_max = world->knobs.step_tokens_max,
@@ -169,6 +170,7 @@ void sim_start(struct world *world, uint32_t process) {
     p->op_count = 0;
     p->last_plan = 0;
     p->created = 0;
+    p->retracted = 0;
     p->sessions_ended = 0;
     p->cursor = 0;
     TRACE(world, "start %s-%u incarnation %llu", role_name(p->role), process,
@@ -198,6 +200,11 @@ void sim_start(struct world *world, uint32_t process) {
 
 void sim_stop(struct world *world, uint32_t process) {
     struct process *p = &world->processes[process];
+    if (p->is_alive && p->role == ROLE_DECODE) {
+        const struct decode_core *core = p->core;
+        world->result.retractions += core->retractions;
+        world->result.recomputed += core->tokens_recomputed;
+    }
     for (uint32_t i = 0; p->arms != NULL && i < world->knobs.entries_max; i++) {
         free(p->arms[i].pages);
         free(p->arms[i].covered);

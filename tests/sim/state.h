@@ -126,6 +126,7 @@ struct process {
     struct shadow *shadows;
     uint64_t last_plan;
     uint64_t created;        /* ledger.created before the step */
+    uint32_t retracted;      /* entries in that state before the step */
     uint32_t sessions_ended; /* the same */
     uint64_t cursor;         /* steps of the poisoner */
 };

@@ -483,8 +483,8 @@ const char *sim_run(const struct schedule *schedule, const struct sim_options *o
     check_set_hook(NULL);
     sim_current = NULL;
     const char *violation = world->violation;
-    *result_out = world->result;
     sim_tear_down(world);
+    *result_out = world->result;
     free(world);
     return violation;
 }

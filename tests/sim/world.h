@@ -26,6 +26,7 @@
 struct knobs {
     uint32_t routers, prefills, decodes;
     uint32_t page_tokens, decode_pages, prefill_pages;
+    uint32_t reserve_tokens; /* of decode workers: SIM_NEW_MAX and more retract nothing */
     uint32_t entries_max, requests_max, rows_max, step_tokens_max, sends_high;
     uint32_t disaggregate_above;
     uint32_t clients;
@@ -44,7 +45,7 @@ struct knobs {
 
 struct knobs sim_knobs(const struct schedule *schedule);
 /* The small fixed worlds, 1 .. SIM_WORLDS: no faults but listed ones. */
-#define SIM_WORLDS 6u
+#define SIM_WORLDS 7u
 const char *sim_world_name(uint32_t world);
 
 /* What one core's turns cost, for the big world. */
@@ -57,7 +58,7 @@ struct sim_cost {
 
 struct sim_result {
     uint64_t requests, ok, failed, aborted, lost_with_router;
-    uint64_t tokens, steps, events, retries, resumes, commits, local;
+    uint64_t tokens, steps, events, retries, resumes, commits, local, retractions, recomputed;
     uint64_t tokens_messages;
     uint64_t struck[FAULT_COUNT]; /* how often each fault struck */
     uint32_t opportunities[FAULT_COUNT];

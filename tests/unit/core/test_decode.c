@@ -2,13 +2,15 @@
  * state's deadline. */
 #include "unit/core/bed.h"
 
+#include "base/prng.h"
+
 #define ROUTER  1u /* streams */
 #define PREFILL 3u
 #define OTHER   5u /* a second prefill worker */
 #define PROMPT  9u
 #define BYTES   4u
 
-enum column { UNKNOWN, RESERVED, RECEIVING, RUNNING, LEAVING, COLUMNS };
+enum column { UNKNOWN, RESERVED, RECEIVING, RUNNING, RETRACTED, LEAVING, COLUMNS };
 
 struct bed {
     struct decode_core core;
@@ -123,6 +125,50 @@ static struct bed *bed_create(void) {
     return bed_create_sized(4, 8, 4);
 }
 
+/* Admits `count` tokens, told apart by the attempt, for D to prefill. Returns its slot, 0: refused.
+ */
+static uint64_t bed_admit_local(struct bed *bed, uint64_t which, uint32_t count, uint32_t max_new) {
+    uint32_t tokens[32];
+    for (uint32_t i = 0; i < count; i++) {
+        tokens[i] = (uint32_t)((which * 7 + i) % 90);
+    }
+    struct message admit = {.kind = MESSAGE_ADMIT};
+    admit.u.admit.attempt.v = which;
+    admit.u.admit.tokens = tokens;
+    admit.u.admit.token_count = count;
+    admit.u.admit.output_first = count;
+    admit.u.admit.max_new = max_new;
+    admit.u.admit.deadline_ms = 600000;
+    admit.u.admit.local_max = UINT32_MAX;
+    bed_send(bed, &admit, ROUTER);
+    const struct effect *first = &bed->out.items[0];
+    return first->u.message.kind == MESSAGE_ADMITTED ? first->u.message.u.admitted.slot.v : 0;
+}
+
+static struct decode_entry *bed_entry(struct bed *bed, uint64_t slot) {
+    uint32_t index = 0;
+    assert_true(pool_find(&bed->core.slots, slot, &index));
+    return &bed->core.entries[index];
+}
+
+/* The outstanding step is done: each sampled row got the same token. */
+static void bed_step_done(struct bed *bed) {
+    struct step_result results[16];
+    struct event done = {.kind = EVENT_STEP_DONE};
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < bed->core.plan.row_count; i++) {
+        if (bed->core.rows[i].is_sampled) {
+            results[count++] = (struct step_result){
+                .entry = bed->core.rows[i].entry, .token = 5, .is_valid = true};
+        }
+    }
+    done.u.step_done.number = bed->core.plan.number;
+    done.u.step_done.results = results;
+    done.u.step_done.count = count;
+    done.u.step_done.elapsed = span_ms(60);
+    bed_step(bed, &done);
+}
+
 static void bed_destroy(struct bed *bed) {
     free(bed->memory);
     free(bed);
@@ -135,10 +181,16 @@ static const char *bed_state(const struct bed *bed) {
                : "gone";
 }
 
-/* A fresh bed with the entry in a state. LEAVING: a RECEIVING entry aborted by R, waiting for its
- * disarm. */
+static void bed_retracted(struct bed *bed);
+
+/* A fresh bed with the entry in a state. RETRACTED: an older one needed its pages. LEAVING: a
+ * RECEIVING entry aborted by R, waiting for its disarm. */
 static struct bed *bed_in(enum column column) {
-    struct bed *bed = bed_create();
+    struct bed *bed = column == RETRACTED ? bed_create_sized(4, 5, 4) : bed_create();
+    if (column == RETRACTED) {
+        bed_retracted(bed);
+        return bed;
+    }
     bed->slot.v = (uint64_t)7 << 32;
     bed->key = 1;
     if (column == UNKNOWN) {
@@ -228,6 +280,23 @@ static void apply_fin_and_covered(struct bed *bed) {
 static void apply_progress(struct bed *bed) {
     apply_link(bed, EVENT_LINK_PROGRESS);
 }
+/* The entry came through the link and has one token; the older one takes the pool's last page. */
+static void bed_retracted(struct bed *bed) {
+    assert_int_not_equal(bed_admit_local(bed, 0x11, 7, 12), 0);
+    struct message admit = bed_admit(0);
+    bed_send(bed, &admit, ROUTER);
+    bed->slot = bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.slot;
+    bed->key = bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.key;
+    apply_open(bed);
+    apply_fin_and_covered(bed);
+    apply_link(bed, EVENT_LINK_DISARMED);
+    bed_step_done(bed);
+    bed_step_done(bed);
+    assert_string_equal(bed_state(bed), "retracted");
+    assert_string_equal(bed->text, "tokens step");
+    assert_int_equal(bed->core.retractions, 1);
+}
+
 static void apply_bad(struct bed *bed) {
     apply_link(bed, EVENT_LINK_BAD);
 }
@@ -292,13 +361,7 @@ static void apply_audit_by_router(struct bed *bed) {
     bed_send(bed, &audit, ROUTER);
 }
 static void apply_step_done(struct bed *bed) {
-    struct step_result result = {.entry = bed->slot.v, .token = 42, .is_valid = true};
-    struct event event = {.kind = EVENT_STEP_DONE};
-    event.u.step_done.number = bed->core.plan.number;
-    event.u.step_done.results = &result;
-    event.u.step_done.count = 1;
-    event.u.step_done.elapsed = span_ms(1);
-    bed_step(bed, &event);
+    bed_step_done(bed);
 }
 static void apply_step_failed(struct bed *bed) {
     struct event event = {.kind = EVENT_STEP_DONE};
@@ -340,106 +403,122 @@ static const struct {
     {"Admit of the same attempt",
      apply_admit_again,
      {"reserved: admitted", "gone: stream_close", "leaving: stream_close refuse link_disarm",
-      "leaving: stream_close", "leaving: stream_close"}},
+      "leaving: stream_close", "gone: stream_close", "leaving: stream_close"}},
     {"Admit of another, local",
      apply_admit_local,
      {"gone: admitted step", "reserved: admitted step", "receiving: admitted step",
-      "running: admitted", "leaving: admitted step"}},
+      "running: admitted", "retracted: rejected", "leaving: admitted step"}},
     {"Open",
      apply_open,
      {"gone: refuse", "receiving: link_arm accept", "receiving: refuse", "running: refuse",
-      "leaving: refuse"}},
+      "retracted: refuse", "leaving: refuse"}},
     {"Open with a wrong key",
      apply_open_bad_key,
      {"gone: refuse", "reserved: refuse", "receiving: refuse", "running: refuse",
-      "leaving: refuse"}},
+      "retracted: refuse", "leaving: refuse"}},
     {"Open of another range",
      apply_open_other_range,
      {"gone: refuse", "reserved: refuse", "receiving: refuse", "running: refuse",
-      "leaving: refuse"}},
+      "retracted: refuse", "leaving: refuse"}},
     {"Fin",
      apply_fin,
-     {"gone: refuse", "reserved: refuse", "receiving: ", "running: refuse", "leaving: refuse"}},
+     {"gone: refuse", "reserved: refuse", "receiving: ", "running: refuse", "retracted: commit",
+      "leaving: refuse"}},
     {"Fin with another total",
      apply_fin_short,
      {"gone: refuse", "reserved: refuse", "leaving: end(failed) refuse link_disarm",
-      "running: refuse", "leaving: refuse"}},
+      "running: refuse", "retracted: commit", "leaving: refuse"}},
     {"Fin from a P it is not bound to",
      apply_fin_other,
      {"gone: refuse", "reserved: refuse", "receiving: refuse", "running: refuse",
-      "leaving: refuse"}},
-    {"covered", apply_covered, {"gone: ", "reserved: ", "receiving: ", "running: ", "leaving: "}},
+      "retracted: refuse", "leaving: refuse"}},
+    {"covered",
+     apply_covered,
+     {"gone: ", "reserved: ", "receiving: ", "running: ", "retracted: ", "leaving: "}},
     {"covered, then Fin",
      apply_covered_and_fin,
      {"gone: refuse", "reserved: refuse", "running: commit link_disarm step", "running: refuse",
-      "leaving: refuse"}},
+      "retracted: commit", "leaving: refuse"}},
     {"Fin, then covered",
      apply_fin_and_covered,
-     {"gone: ", "reserved: ", "running: commit link_disarm step", "running: ", "leaving: "}},
-    {"progress", apply_progress, {"gone: ", "reserved: ", "receiving: ", "running: ", "leaving: "}},
+     {"gone: ", "reserved: ", "running: commit link_disarm step",
+      "running: ", "retracted: ", "leaving: "}},
+    {"progress",
+     apply_progress,
+     {"gone: ", "reserved: ", "receiving: ", "running: ", "retracted: ", "leaving: "}},
     {"bad chunk",
      apply_bad,
-     {"gone: ", "reserved: ", "leaving: end(failed) refuse link_disarm", "running: ", "leaving: "}},
+     {"gone: ", "reserved: ", "leaving: end(failed) refuse link_disarm",
+      "running: ", "retracted: ", "leaving: "}},
     {"Abort from P",
      apply_abort_slot,
-     {"gone: ", "reserved: ", "leaving: end(failed) link_disarm", "running: ", "leaving: "}},
+     {"gone: ", "reserved: ", "leaving: end(failed) link_disarm",
+      "running: ", "retracted: ", "leaving: "}},
     {"Abort from a P it is not bound to",
      apply_abort_slot_other,
-     {"gone: ", "reserved: ", "receiving: ", "running: ", "leaving: "}},
+     {"gone: ", "reserved: ", "receiving: ", "running: ", "retracted: ", "leaving: "}},
     {"P-D session ends",
      apply_prefill_ends,
-     {"gone: ", "reserved: ", "leaving: end(failed) link_disarm", "running: ", "leaving: "}},
+     {"gone: ", "reserved: ", "leaving: end(failed) link_disarm",
+      "running: ", "retracted: ", "leaving: "}},
     {"R-D session ends",
      apply_router_ends,
-     {"gone: ", "gone: ", "leaving: refuse link_disarm", "leaving: ", "leaving: "}},
+     {"gone: ", "gone: ", "leaving: refuse link_disarm", "leaving: ", "gone: ", "leaving: "}},
     {"Abort from R",
      apply_abort,
      {"gone: ", "gone: end(aborted)", "leaving: end(aborted) refuse link_disarm",
-      "leaving: end(aborted)", "leaving: "}},
+      "leaving: end(aborted)", "gone: end(aborted)", "leaving: "}},
     {"Abort from R, twice",
      apply_abort_twice,
-     {"gone: ", "gone: ", "leaving: ", "leaving: ", "leaving: "}},
+     {"gone: ", "gone: ", "leaving: ", "leaving: ", "gone: ", "leaving: "}},
     {"Abort unless committed",
      apply_abort_unless,
      {"gone: end(aborted)", "gone: end(aborted)", "leaving: end(aborted) refuse link_disarm",
-      "running: committed", "leaving: end(aborted)"}},
+      "running: committed", "retracted: committed", "leaving: end(aborted)"}},
     {"R does not know it",
      apply_unknown_by_router,
      {"gone: ", "gone: end(failed)", "leaving: end(failed) refuse link_disarm",
-      "leaving: end(failed)", "leaving: "}},
+      "leaving: end(failed)", "gone: end(failed)", "leaving: "}},
     {"P does not know it",
      apply_unknown_by_prefill,
-     {"gone: ", "reserved: ", "leaving: end(failed) refuse link_disarm", "running: ", "leaving: "}},
+     {"gone: ", "reserved: ", "leaving: end(failed) refuse link_disarm",
+      "running: ", "retracted: ", "leaving: "}},
     {"R's audit",
      apply_audit_by_router,
-     {"gone: unknown", "reserved: ", "receiving: ", "running: ", "leaving: unknown"}},
+     {"gone: unknown",
+      "reserved: ", "receiving: ", "running: ", "retracted: ", "leaving: unknown"}},
     {"step done",
      apply_step_done,
-     {"gone: ", "reserved: ", "receiving: ", "running: tokens step", "leaving: "}},
+     {"gone: ", "reserved: ", "receiving: ", "running: tokens step", "retracted: tokens step",
+      "leaving: "}},
     {"step failed",
      apply_step_failed,
-     {"gone: ", "reserved: ", "receiving: ", "gone: end(failed)", "leaving: "}},
+     {"gone: ", "reserved: ", "receiving: ", "gone: end(failed)", "running: end(failed) step",
+      "leaving: "}},
     {"logits not finite",
      apply_step_not_finite,
-     {"gone: ", "reserved: ", "receiving: ", "gone: end(failed)", "leaving: "}},
-    {"disarmed", apply_disarmed, {"gone: ", "reserved: ", NULL, "running: ", "gone: "}},
+     {"gone: ", "reserved: ", "receiving: ", "gone: end(failed)", "running: end(failed) step",
+      "leaving: "}},
+    {"disarmed",
+     apply_disarmed,
+     {"gone: ", "reserved: ", NULL, "running: ", "retracted: ", "gone: "}},
     {"its deadlines",
      apply_deadline,
      {"gone: ", "gone: end(failed)", "leaving: end(failed) refuse link_disarm",
-      "leaving: end(failed)", "leaving: "}},
+      "leaving: end(failed)", "gone: end(failed)", "leaving: "}},
     {"a message R may not send",
      apply_router_nonsense,
      {"gone: stream_close", "gone: stream_close", "leaving: stream_close refuse link_disarm",
-      "leaving: stream_close", "leaving: stream_close"}},
+      "leaving: stream_close", "gone: stream_close", "leaving: stream_close"}},
     {"a message P may not send",
      apply_prefill_nonsense,
      {"gone: stream_close", "reserved: stream_close",
       "leaving: stream_close end(failed) link_disarm", "running: stream_close",
-      "leaving: stream_close"}},
+      "retracted: stream_close", "leaving: stream_close"}},
     {"bytes that are no message from R",
      apply_bad_bytes,
      {"gone: stream_close", "gone: stream_close", "leaving: stream_close refuse link_disarm",
-      "leaving: stream_close", "leaving: stream_close"}},
+      "leaving: stream_close", "gone: stream_close", "leaving: stream_close"}},
 };
 
 static void test_every_cell_of_the_decode_table(void **state) {
@@ -467,11 +546,13 @@ static void test_every_cell_of_the_decode_table(void **state) {
 
 static void test_every_state_has_a_deadline_that_ends_it(void **state) {
     (void)state;
-    for (uint32_t column = RESERVED; column <= RUNNING; column++) {
+    for (uint32_t column = RESERVED; column <= RETRACTED; column++) {
         struct bed *bed = bed_in((enum column)column);
         uint32_t cursor = 0;
         struct entry_view view;
-        assert_true(decode_view(&bed->core, &cursor, &view));
+        do { /* an older one may be there too */
+            assert_true(decode_view(&bed->core, &cursor, &view));
+        } while (view.id != bed->slot.v);
         assert_in_range(view.deadline_left_ms, 1, 60000);
         assert_string_equal(view.deadline, column == RESERVED ? "T_open: no Open arrived"
                                                               : "the request's deadline");
@@ -588,24 +669,6 @@ static void test_admission_refuses_what_can_never_fit_and_what_does_not_fit_now(
     bed_destroy(bed);
 }
 
-/* The outstanding step is done: each sampled row got the same token. */
-static void bed_step_done(struct bed *bed) {
-    struct step_result results[8];
-    struct event done = {.kind = EVENT_STEP_DONE};
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < bed->core.plan.row_count; i++) {
-        if (bed->core.rows[i].is_sampled) {
-            results[count++] = (struct step_result){
-                .entry = bed->core.rows[i].entry, .token = 5, .is_valid = true};
-        }
-    }
-    done.u.step_done.number = bed->core.plan.number;
-    done.u.step_done.results = results;
-    done.u.step_done.count = count;
-    done.u.step_done.elapsed = span_ms(60);
-    bed_step(bed, &done);
-}
-
 static void test_prompts_get_a_quarter_of_the_rows_however_many_run(void **state) {
     (void)state;
     struct bed *bed = bed_create_sized(32, 256, 8);
@@ -695,6 +758,282 @@ static void test_logprobs_are_told_for_the_rows_that_want_them(void **state) {
     bed_destroy(bed);
 }
 
+/* --- growth and retraction
+ * ----------------------------------------------------------------------------- */
+
+static void test_a_retracted_request_computes_its_kv_again_and_goes_on(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RETRACTED);
+    struct decode_entry *entry = bed_entry(bed, bed->slot.v);
+    assert_int_equal(entry->page_count, 0);
+    assert_int_equal(entry->token_count, PROMPT + 1);
+    struct entry_view view;
+    uint32_t cursor = 0;
+    do {
+        assert_true(decode_view(&bed->core, &cursor, &view));
+    } while (view.id != bed->slot.v);
+    assert_string_equal(view.state, "retracted");
+    assert_string_equal(view.waits_for,
+                        "room for its KV pages, which it gave up to older requests");
+    uint64_t prefilled = bed->core.tokens_prefilled;
+    for (uint32_t i = 0; entry->state == DECODE_RETRACTED; i++) { /* the older one has 12 in all */
+        assert_in_range(i, 0, 12);
+        bed_step_done(bed);
+    }
+    assert_string_equal(bed->text, "tokens end(ok) step");
+    /* The older one came to need every page: nothing is left of what it had computed. */
+    const struct plan_row *row = &bed->core.rows[0];
+    assert_int_equal(row->entry, bed->slot.v);
+    assert_true(row->is_sampled);
+    assert_int_equal(row->position + row->token_count, PROMPT + 1);
+    assert_int_equal(row->output_first, PROMPT);
+    assert_int_equal(row->position, 0);
+    bed_step_done(bed);
+    bed_step_done(bed);
+    assert_string_equal(bed->text, "tokens end(ok)");
+    const struct message *end = bed_sent(&bed->out, MESSAGE_END);
+    assert_int_equal(end->u.end.finish, FINISH_LENGTH);
+    assert_int_equal(end->u.end.usage.completion_tokens, 3);
+    assert_int_equal(end->u.end.usage.cached_tokens, 0); /* as it was admitted */
+    assert_int_equal(bed->core.tokens_recomputed, PROMPT);
+    assert_int_equal(bed->core.tokens_prefilled, prefilled);
+    assert_int_equal(bed->core.pages.owned, 0);
+    assert_int_equal(bed->core.growth, 0);
+    bed_destroy(bed);
+}
+
+static void test_a_retracted_request_that_is_resumed_at_once_finds_its_pages(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RETRACTED);
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt.v = 0x11;
+    bed_send(bed, &abort, ROUTER); /* the older one leaves when its step ends */
+    bed_step_done(bed);
+    assert_string_equal(bed_state(bed), "running");
+    assert_int_equal(bed->core.rows[0].position, 8);
+    bed_destroy(bed);
+}
+
+static void test_the_youngest_gives_way_and_nobody_is_admitted_before_it_is_back(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(8, 6, 8);
+    uint64_t slots[3];
+    for (uint32_t i = 0; i < 3; i++) { /* two pages each */
+        slots[i] = bed_admit_local(bed, 100 + i, 6, 14);
+        assert_int_not_equal(slots[i], 0);
+    }
+    while (bed->core.retractions == 0) {
+        bed_step_done(bed);
+    }
+    assert_int_equal(bed_entry(bed, slots[0])->state, DECODE_RUNNING);
+    assert_int_equal(bed_entry(bed, slots[2])->state, DECODE_RETRACTED);
+    assert_int_equal(bed_admit_local(bed, 200, 1, 1), 0); /* it would fit by itself */
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_REJECTED)->u.rejected.cause, CAUSE_BUSY);
+    while (bed->core.node.ledger.live == 3) {
+        assert_int_equal(bed_entry(bed, slots[0])->state, DECODE_RUNNING);
+        bed_step_done(bed);
+    }
+    uint32_t index = 0;
+    assert_false(pool_find(&bed->core.slots, slots[0], &index)); /* the oldest ended first */
+    while (bed->core.retracted.count > 0) {
+        bed_step_done(bed);
+    }
+    assert_int_not_equal(bed_admit_local(bed, 200, 1, 1), 0);
+    while (bed->core.node.ledger.live > 0) {
+        bed_step_done(bed);
+    }
+    assert_int_equal(bed->core.tokens_generated, 3 * 14 + 1);
+    bed_destroy(bed);
+}
+
+static void test_an_armed_slot_keeps_its_pages_until_the_link_has_let_go(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(4, 5, 4);
+    uint64_t elder = bed_admit_local(bed, 0x11, 7, 12);
+    struct message admit = bed_admit(0);
+    bed_send(bed, &admit, ROUTER);
+    bed->slot = bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.slot;
+    bed->key = bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.key;
+    apply_open(bed);
+    while (!bed->core.is_starved) { /* it may not be retracted either: the oldest waits */
+        assert_string_equal(bed_state(bed), "receiving");
+        bed_step_done(bed);
+    }
+    assert_string_equal(bed->text, "tokens");
+    struct entry_view view;
+    uint32_t cursor = 0;
+    assert_true(decode_view(&bed->core, &cursor, &view));
+    assert_int_equal(view.id, elder);
+    assert_string_equal(view.waits_for, "a free KV page");
+    apply_fin_and_covered(bed);
+    assert_string_equal(bed_state(bed), "running"); /* committed, and still armed */
+    assert_string_equal(bed->text, "commit link_disarm step");
+    bed_step_done(bed);
+    apply_disarmed(bed);
+    while (bed->core.retractions == 0) {
+        bed_step_done(bed);
+    }
+    assert_string_equal(bed_state(bed), "retracted");
+    bed_destroy(bed);
+}
+
+/* Everything that admission, growth and retraction decide about pages, by counting: prompts are all
+ * different, so an entry holds exactly the pages of its tokens, and what is cached is free. */
+struct naive {
+    uint64_t slot;
+    uint32_t tokens, total, pages;
+    bool is_waiting;
+};
+
+static uint32_t naive_pages(uint32_t tokens) {
+    return (tokens + 3) / 4;
+}
+
+static uint32_t naive_free(const struct naive *all, uint32_t count, uint32_t pages) {
+    for (uint32_t i = 0; i < count; i++) {
+        pages -= all[i].pages;
+    }
+    return pages;
+}
+
+static uint32_t naive_wish(const struct naive *one, uint32_t reserve) {
+    uint32_t ahead =
+        one->tokens + reserve < one->total - 1 ? one->tokens + reserve : one->total - 1;
+    return naive_pages(ahead);
+}
+
+static uint32_t naive_growth(const struct naive *all, uint32_t count, uint32_t reserve) {
+    uint32_t growth = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t wish = naive_wish(&all[i], reserve);
+        growth += !all[i].is_waiting && wish > all[i].pages ? wish - all[i].pages : 0;
+    }
+    return growth;
+}
+
+static bool naive_fits(const struct naive *all, uint32_t count, uint32_t pages, uint32_t reserve,
+                       const struct naive *one) {
+    return naive_free(all, count, pages) >=
+           naive_growth(all, count, reserve) + naive_wish(one, reserve);
+}
+
+/* Before a step: the oldest that waits returns if it fits; who needs a page gets one, from the
+ * youngest if it must be. `all` is in order of admission. */
+static void naive_plan(struct naive *all, uint32_t count, uint32_t pages, uint32_t reserve) {
+    uint32_t running = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        running += all[i].is_waiting ? 0 : 1;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (all[i].is_waiting) {
+            if (running > 0 && !naive_fits(all, count, pages, reserve, &all[i])) {
+                break;
+            }
+            all[i].is_waiting = false;
+            all[i].pages = naive_pages(all[i].tokens);
+            running++;
+        }
+    }
+    for (uint32_t last = count;;) {
+        uint32_t lacking = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            lacking += !all[i].is_waiting && naive_pages(all[i].tokens) > all[i].pages ? 1 : 0;
+        }
+        if (lacking <= naive_free(all, count, pages)) {
+            break;
+        }
+        while (all[--last].is_waiting) {
+        }
+        all[last].is_waiting = true;
+        all[last].pages = 0;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        all[i].pages = all[i].is_waiting ? 0 : naive_pages(all[i].tokens);
+    }
+}
+
+static void naive_compare(struct bed *bed, const struct naive *all, uint32_t count) {
+    assert_int_equal(bed->core.node.ledger.live, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct decode_entry *entry = bed_entry(bed, all[i].slot);
+        assert_int_equal(entry->state, all[i].is_waiting ? DECODE_RETRACTED : DECODE_RUNNING);
+        assert_int_equal(entry->token_count, all[i].tokens);
+        assert_int_equal(entry->page_count, all[i].pages);
+    }
+}
+
+static uint32_t naive_run(uint64_t seed, uint32_t reserve) {
+    struct prng draw = {mix64(seed)};
+    uint32_t pages = 8 + prng_below(&draw, 12);
+    struct bed *bed = bed_create_sized(12, pages, 12);
+    bed->core.config.reserve_tokens = reserve;
+    struct naive all[12];
+    uint32_t count = 0;
+    uint32_t tokens = 0;
+    for (uint32_t turn = 0; turn < 400 || count > 0; turn++) {
+        assert_in_range(turn, 0, 4000);
+        if (turn < 400 && prng_below(&draw, 3) == 0 && count < 12) {
+            struct naive one = {.tokens = 1 + prng_below(&draw, 14)};
+            one.total = one.tokens + 1 + prng_below(&draw, 17);
+            bool is_waiting = false;
+            for (uint32_t i = 0; i < count; i++) {
+                is_waiting = is_waiting || all[i].is_waiting;
+            }
+            bool fits = !is_waiting && naive_fits(all, count, pages, reserve, &one);
+            bool is_idle = !bed->core.is_stepping;
+            one.slot =
+                bed_admit_local(bed, 1000 + seed * 1000 + turn, one.tokens, one.total - one.tokens);
+            assert_int_equal(one.slot != 0, fits);
+            if (fits) {
+                one.pages = naive_pages(one.tokens);
+                all[count++] = one;
+            }
+            if (fits && is_idle) {
+                naive_plan(all, count, pages, reserve);
+            }
+        } else if (bed->core.is_stepping) {
+            for (uint32_t i = 0; i < bed->core.plan.row_count; i++) {
+                for (uint32_t k = 0; k < count && bed->core.rows[i].is_sampled; k++) {
+                    all[k].tokens += all[k].slot == bed->core.rows[i].entry ? 1 : 0;
+                    tokens += all[k].slot == bed->core.rows[i].entry ? 1 : 0;
+                }
+            }
+            uint32_t left = 0;
+            for (uint32_t k = 0; k < count; k++) {
+                if (all[k].tokens < all[k].total) {
+                    all[left++] = all[k];
+                }
+            }
+            count = left;
+            naive_plan(all, count, pages, reserve);
+            bed_step_done(bed);
+        }
+        naive_compare(bed, all, count);
+    }
+    assert_int_equal(bed->core.tokens_generated, tokens);
+    assert_int_equal(bed->core.pages.owned, 0);
+    assert_int_equal(bed->core.words.taken, 0);
+    uint32_t retractions = (uint32_t)bed->core.retractions;
+    bed_destroy(bed);
+    return retractions;
+}
+
+static void test_pages_follow_a_naive_model_of_growth_and_retraction(void **state) {
+    (void)state;
+    uint32_t retractions = 0;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        retractions += naive_run(seed, (uint32_t)(seed % 6));
+    }
+    assert_true(retractions > 100);
+}
+
+static void test_a_full_reserve_retracts_nothing(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 30; seed++) {
+        assert_int_equal(naive_run(seed, 32), 0);
+    }
+}
+
 static void test_a_finished_prompt_is_found_again_by_the_next_request(void **state) {
     (void)state;
     struct bed *bed = bed_in(RUNNING);
@@ -760,6 +1099,12 @@ int main(void) {
         cmocka_unit_test(test_admission_refuses_what_can_never_fit_and_what_does_not_fit_now),
         cmocka_unit_test(test_prompts_get_a_quarter_of_the_rows_however_many_run),
         cmocka_unit_test(test_logprobs_are_told_for_the_rows_that_want_them),
+        cmocka_unit_test(test_a_retracted_request_computes_its_kv_again_and_goes_on),
+        cmocka_unit_test(test_a_retracted_request_that_is_resumed_at_once_finds_its_pages),
+        cmocka_unit_test(test_the_youngest_gives_way_and_nobody_is_admitted_before_it_is_back),
+        cmocka_unit_test(test_an_armed_slot_keeps_its_pages_until_the_link_has_let_go),
+        cmocka_unit_test(test_pages_follow_a_naive_model_of_growth_and_retraction),
+        cmocka_unit_test(test_a_full_reserve_retracts_nothing),
         cmocka_unit_test(test_a_finished_prompt_is_found_again_by_the_next_request),
         cmocka_unit_test(test_a_failed_transfer_leaves_nothing_in_the_prefix_cache),
         cmocka_unit_test(test_drain_refuses_admits_and_exits_when_the_last_entry_is_gone),
