@@ -15,9 +15,11 @@ struct decode_worker {
     struct decode_core core;
     struct metric *tokens;
     struct metric *commits;
+    struct metric *retractions;
     struct metric *operations;
-    struct metric *sglang[3];
+    struct metric *sglang[4];
     struct metric *vllm[2];
+    struct metric *preemptions;
 };
 
 static void step(void *core, const struct event *event, struct instant now, struct effects *out) {
@@ -59,11 +61,20 @@ static void effect(void *ctx, const struct effect *effect) {
 static void add_metrics(struct decode_worker *self) {
     struct metrics *metrics = shell_metrics(self->worker->shell);
     self->tokens = metrics_add(
-        metrics, &(struct metric_config){
-                     .kind = METRIC_COUNTER,
-                     .name = "baton_tokens_total",
-                     .help = "Tokens computed: generated, or prompt tokens prefilled here.",
-                     .labels = {{"kind", (const char *const[]){"generated", "prefilled"}, 2}}});
+        metrics,
+        &(struct metric_config){
+            .kind = METRIC_COUNTER,
+            .name = "baton_tokens_total",
+            .help = "Tokens computed: generated, prompt tokens prefilled here, or computed "
+                    "again after a retraction.",
+            .labels = {
+                {"kind", (const char *const[]){"generated", "prefilled", "recomputed"}, 3}}});
+    self->retractions = metrics_add(
+        metrics,
+        &(struct metric_config){.kind = METRIC_COUNTER,
+                                .name = "baton_retractions_total",
+                                .help = "Running requests that gave their pages to older "
+                                        "ones; each goes on later, with the same tokens."});
     self->commits = metrics_add(
         metrics, &(struct metric_config){.kind = METRIC_COUNTER,
                                          .name = "baton_commits_total",
@@ -76,8 +87,8 @@ static void add_metrics(struct decode_worker *self) {
                                 .labels = {{"kind", (const char *const[]){"step", "armed"}, 2}}});
     static const char *const names[] = {"sglang:num_decode_prealloc_queue_reqs",
                                         "sglang:num_decode_transfer_queue_reqs",
-                                        "sglang:num_running_reqs"};
-    for (uint32_t i = 0; i < 3; i++) {
+                                        "sglang:num_running_reqs", "sglang:num_retracted_reqs"};
+    for (uint32_t i = 0; i < 4; i++) {
         self->sglang[i] = metrics_add(
             metrics, &(struct metric_config){.kind = METRIC_GAUGE,
                                              .name = names[i],
@@ -92,6 +103,11 @@ static void add_metrics(struct decode_worker *self) {
                                              .help = "Entries in this state, under vLLM's name.",
                                              .group = "vllm"});
     }
+    self->preemptions =
+        metrics_add(metrics, &(struct metric_config){.kind = METRIC_COUNTER,
+                                                     .name = "vllm:num_preemptions_total",
+                                                     .help = "Retractions, under vLLM's name.",
+                                                     .group = "vllm"});
     shell_histogram(self->worker->shell, "baton_transfer_seconds",
                     "From Accept until every KV byte is verified.", &self->core.transfer);
 }
@@ -102,6 +118,9 @@ static void refresh(void *ctx) {
     worker_refresh(self->worker);
     metric_count_to(self->tokens, 0, core->tokens_generated);
     metric_count_to(self->tokens, 1, core->tokens_prefilled);
+    metric_count_to(self->tokens, 2, core->tokens_recomputed);
+    metric_count_to(self->retractions, 0, core->retractions);
+    metric_count_to(self->preemptions, 0, core->retractions);
     metric_count_to(self->commits, 0, core->commits);
     uint32_t in_step = 0;
     uint32_t armed = 0;
@@ -116,8 +135,10 @@ static void refresh(void *ctx) {
     metric_set(self->sglang[0], 0, in_state[DECODE_RESERVED]);
     metric_set(self->sglang[1], 0, in_state[DECODE_RECEIVING]);
     metric_set(self->sglang[2], 0, in_state[DECODE_RUNNING]);
+    metric_set(self->sglang[3], 0, in_state[DECODE_RETRACTED]);
     metric_set(self->vllm[0], 0, in_state[DECODE_RUNNING]);
-    metric_set(self->vllm[1], 0, in_state[DECODE_RESERVED] + in_state[DECODE_RECEIVING]);
+    metric_set(self->vllm[1], 0,
+               in_state[DECODE_RESERVED] + in_state[DECODE_RECEIVING] + in_state[DECODE_RETRACTED]);
 }
 
 static void describe(void *ctx, struct buffer *json) {
@@ -153,6 +174,7 @@ static void core_config(const struct worker *worker, struct decode_config *confi
     config->page_tokens = worker->layout.page_tokens;
     config->token_bytes = worker->layout.token_bytes;
     config->context = worker->context;
+    config->reserve_tokens = settings->reserve_tokens;
     config->vocab = worker->info->vocab_count;
     config->rows_max = settings->rows_max;
     config->step_tokens_max =
@@ -198,6 +220,7 @@ int main(int argc, char **argv) {
     self->worker->budget = &self->core.budget;
     self->worker->steps = &self->core.steps;
     self->worker->is_stepping = &self->core.is_stepping;
+    self->worker->is_starved = &self->core.is_starved;
     self->worker->words = &self->core.words;
     self->worker->ledger = &self->core.node.ledger;
     self->worker->working_state = DECODE_RUNNING;

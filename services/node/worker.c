@@ -89,6 +89,10 @@ const struct config_entry worker_config_entries[] = {
      .help = "for tests: every engine step sleeps so long before it computes",
      .offset = offsetof(struct worker_settings, test_step_delay)},
     SHELL_CONFIG_ENTRIES(struct worker_settings, shell, "0.0.0.0:0"),
+    {.flag = "reserve-tokens", .type = CONFIG_U32, .unit = "tokens", .value = "512", .most = 1u << 30,
+     .help = "a request is admitted where this leaves pages for so many more tokens of every live one, or for the rest of "
+             "its answer; 0: wherever its prompt fits; the context and more: nothing is ever retracted",
+     .offset = offsetof(struct worker_settings, reserve_tokens)},
 };
 /* clang-format on */
 const uint32_t worker_config_count = sizeof worker_config_entries / sizeof worker_config_entries[0];
@@ -389,7 +393,10 @@ void worker_leak(struct worker *worker) {
 }
 
 void worker_tick(struct worker *worker, struct instant now) {
-    bool is_waiting = *worker->is_stepping || worker->ledger->in_state[worker->working_state] > 0;
+    /* Where transfers hold all pages, those that run wait for them and not for the engine. */
+    bool is_starved = worker->is_starved != NULL && *worker->is_starved;
+    bool is_waiting = *worker->is_stepping ||
+                      (worker->ledger->in_state[worker->working_state] > 0 && !is_starved);
     if (!is_waiting || worker->steps_seen != *worker->steps) {
         worker->steps_seen = *worker->steps;
         worker->steps_seen_at = now;

@@ -35,6 +35,7 @@ struct worker_settings {
     const char *served_name; /* NULL: the directory's own name */
     uint64_t kv_tokens;      /* 0: worker_create chooses */
     uint32_t page_tokens;
+    uint32_t reserve_tokens; /* decode workers only */
     uint32_t rows_max;
     uint32_t entries_max;
     uint32_t sessions_max;
@@ -45,7 +46,9 @@ struct worker_settings {
     struct span test_step_delay;
 };
 
-/* The table entries of both workers' programs. */
+/* The table entries of both workers' programs; the last WORKER_CONFIG_DECODE are decode workers'
+ * only. */
+#define WORKER_CONFIG_DECODE 1u
 extern const struct config_entry worker_config_entries[];
 extern const uint32_t worker_config_count;
 
@@ -80,6 +83,7 @@ struct worker {
     const struct ledger *ledger;
     const uint64_t *steps;
     const bool *is_stepping;
+    const bool *is_starved; /* decode: requests run, but none has pages; NULL: never so */
     uint32_t working_state; /* entries in it wait for steps of ours */
     /* control thread */
     uint64_t steps_seen;

@@ -171,7 +171,7 @@ int main(int argc, char **argv) {
         .version = BATON_VERSION,
         .summary = "Computes the KV of prompts, layer by layer, and streams it to decode workers.",
         .entries = worker_config_entries,
-        .count = worker_config_count};
+        .count = worker_config_count - WORKER_CONFIG_DECODE};
     int code = config_start(&program, argc, argv, &settings);
     if (code >= 0) {
         return code;

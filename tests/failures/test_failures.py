@@ -221,7 +221,8 @@ class Aborts(Clusters):
                 at_rest(made)
 
     def test_F07_F53_long_answers_in_a_small_pool_all_finish_and_those_who_leave_free_their_part(self):
-        made = self.cluster(1, 1, arguments={"router": TWO_LEGS, "decode": ["--kv-tokens", "1536"], "prefill": ["--kv-tokens", "512"]})
+        made = self.cluster(1, 1, arguments={"router": TWO_LEGS, "prefill": ["--kv-tokens", "512"],
+                                             "decode": ["--kv-tokens", "1536", "--reserve-tokens", "0"]})
         warm(made)
         requests = [make_request(filler(40, index), max_tokens=300, ignore_eos=True) for index in range(24)]
         with client(made) as each:
@@ -233,6 +234,7 @@ class Aborts(Clusters):
                 ids = [answer.ids for answer in pool.map(collect, streams)]
             self.assertEqual({len(each) for each in ids}, {300})
             self.assertEqual(each.generate(requests[3]).ids, ids[3])
+        self.assertGreater(Metrics(made.of("decode")[0]).sum("baton_retractions_total"), 0)
         at_rest(made)
         self.assert_no_faults(made)
 
@@ -662,7 +664,7 @@ class Legs(Clusters):
                 [False, True], 5)
             for member in made.of("decode"):
                 self.assertEqual({labels["state"] for labels, _ in Metrics(member).rows("baton_oldest_entry_age_seconds")},
-                                 {"reserved", "receiving", "running", "leaving"})
+                                 {"reserved", "receiving", "running", "retracted", "leaving"})
             stream.cancel()
         at_rest(made)
 

@@ -255,7 +255,13 @@ static void add_row(struct table *table, const struct program *program, const st
     } else {
         table_cell(table, STYLE_DIM, "-");
     }
-    table_cell(table, STYLE_PLAIN, "%.0f", metrics_sum(sample->text, "baton_entries", NULL, NULL));
+    double live = metrics_sum(sample->text, "baton_entries", NULL, NULL);
+    double retracted = metrics_sum(sample->text, "baton_entries", "state", "retracted");
+    if (retracted > 0) {
+        table_cell(table, STYLE_PLAIN, "%.0f, %.0f retracted", live, retracted);
+    } else {
+        table_cell(table, STYLE_PLAIN, "%.0f", live);
+    }
 }
 
 /* ---- for scripts ---------------------------------------------------------------------------- */
@@ -304,6 +310,9 @@ static json_t *program_json(const struct program *program, const struct sample *
                                           sample->text, "baton_pages", "state", states[i])));
         }
         (void)json_object_set_new(json, "pages", pages);
+        (void)json_object_set_new(json, "retracted",
+                                  json_integer((json_int_t)metrics_sum(
+                                      sample->text, "baton_entries", "state", "retracted")));
     }
     return json;
 }
