@@ -106,7 +106,7 @@ struct event {
             const char *detail; /* a sentence for the client */
             const uint32_t *tokens;
             uint32_t token_count;
-            uint32_t max_tokens; /* 0 is refused */
+            uint32_t max_tokens; /* 0: as many as fit */
             const struct sampling *sampling;
             const uint32_t *eos; /* end-of-sequence ids of the model */
             uint32_t eos_count;

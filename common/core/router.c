@@ -15,6 +15,7 @@
 #define EFFECTS_PER_REQUEST 6u
 #define RETRY_TENTHS_FIRST  200u /* twenty retries in hand at start */
 #define RETRY_TENTHS_MAX    1000u
+#define WEIGHT_ANSWER_MAX   512u /* tokens of an answer in the load of its decode worker */
 
 const char *request_state_name(uint32_t state) {
     switch ((enum request_state)state) {
@@ -216,13 +217,21 @@ static void leg_answered(struct router_core *core, struct request *request) {
     }
 }
 
+/* Tokens that it counts for in its decode worker's load: few answers become as long as they may,
+ * and what each is allowed says little about what it will be. */
+static uint64_t request_weight(const struct request *request) {
+    uint32_t answer =
+        request->max_tokens < WEIGHT_ANSWER_MAX ? request->max_tokens : WEIGHT_ANSWER_MAX;
+    return (uint64_t)request->prompt_count + answer;
+}
+
 static void leg_end_decode(struct router_core *core, struct request *request) {
     struct worker *worker = &core->workers[request->decode];
     list_remove(&core->node.sessions[worker->session].entries, DECODE_LINKS(core),
                 request_index(core, request));
     worker->attempts--;
     leg_answered(core, request);
-    worker->tokens_reserved -= request->prompt_count + request->max_tokens;
+    worker->tokens_reserved -= request_weight(request);
     request->decode = ROUTER_NONE;
     core->is_placing_due = core->parked.count > 0 || core->is_placing_due;
 }
@@ -476,7 +485,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
     worker->last_given[fleet_turn_kind(request)] = ++core->given;
     worker->admitting++;
     request->is_admit_open = true;
-    worker->tokens_reserved += request->prompt_count + request->max_tokens;
+    worker->tokens_reserved += request_weight(request);
     list_push_back(&session->entries, DECODE_LINKS(core), request_index(core, request));
     text_copy(request->decode_label, LABEL_MAX, worker->info.id);
     request->prefill_label[0] = '\0';
@@ -1070,6 +1079,11 @@ static void router_client_open(struct router_core *core, const struct event *eve
     (void)request_tokenize(core, request, out); /* false: waits for a worker to be discovered */
 }
 
+/* Tokens of prompt and answer that the largest decode worker of a model holds; 0: none is known. */
+static uint32_t model_limit(const struct fleet_model *model) {
+    return model->context < model->kv_tokens ? model->context : model->kv_tokens;
+}
+
 /* A sentence in request->detail when the tokenized request cannot be served as asked, else NULL. */
 static const char *request_invalid(struct router_core *core, struct request *request,
                                    const struct event *event) {
@@ -1079,9 +1093,6 @@ static const char *request_invalid(struct router_core *core, struct request *req
     writer_init(&writer, request->detail, ROUTER_DETAIL_MAX - 1);
     if (event->u.tokenized.token_count == 0) {
         return "the prompt is empty: give at least one token";
-    }
-    if (event->u.tokenized.max_tokens == 0) {
-        return "max_tokens is 0 or unset: say how many tokens to generate at most, 1 or more";
     }
     for (uint32_t i = 0; i < event->u.tokenized.token_count; i++) {
         if (event->u.tokenized.tokens[i] >= model.vocab && model.is_known) {
@@ -1093,7 +1104,17 @@ static const char *request_invalid(struct router_core *core, struct request *req
             return request->detail;
         }
     }
-    uint32_t limit = model.context < model.kv_tokens ? model.context : model.kv_tokens;
+    uint32_t limit = model_limit(&model);
+    if (event->u.tokenized.max_tokens == 0 && model.context > 0 && total >= limit) {
+        writer_printf(&writer,
+                      "the prompt (%u tokens) leaves no room for an answer in %s of %u tokens",
+                      event->u.tokenized.token_count,
+                      limit == model.context ? "the model's context"
+                                             : "the KV capacity of the largest decode worker",
+                      limit);
+        request->detail[writer.len] = '\0';
+        return request->detail;
+    }
     if (model.context > 0 && total > limit) {
         writer_printf(&writer,
                       "prompt (%u tokens) and max_tokens (%u) together exceed %s of %u "
@@ -1110,10 +1131,10 @@ static const char *request_invalid(struct router_core *core, struct request *req
 
 /* Words of one request: its tokens, and beside them what is held of its logprobs while the client
  * does not read: the log, the count, and two words for each alternative. */
-static uint64_t request_words(const struct event *event) {
+static uint64_t request_words(const struct event *event, uint32_t max_tokens) {
     uint32_t logprobs = event->u.tokenized.sampling->logprobs;
     uint64_t beside = logprobs == 0 ? 0 : 2 * (uint64_t)logprobs;
-    return event->u.tokenized.token_count + event->u.tokenized.max_tokens * (1 + beside);
+    return event->u.tokenized.token_count + max_tokens * (1 + beside);
 }
 
 static void router_tokenized(struct router_core *core, const struct event *event,
@@ -1142,7 +1163,18 @@ static void router_tokenized(struct router_core *core, const struct event *event
     }
     uint32_t count = event->u.tokenized.token_count;
     uint32_t max_tokens = event->u.tokenized.max_tokens;
-    uint64_t words = request_words(event);
+    if (max_tokens == 0) { /* as many as fit */
+        struct fleet_model model = fleet_model(core, request->model);
+        if (model_limit(&model) == 0) {
+            request_fail(core, request, CAUSE_NO_WORKER, STATUS_UNAVAILABLE,
+                         "no decode worker serves this model now, so that max_tokens, which is "
+                         "unset, cannot be known",
+                         1000, out);
+            return;
+        }
+        max_tokens = model_limit(&model) - count;
+    }
+    uint64_t words = request_words(event, max_tokens);
     if (words > UINT32_MAX ||
         words_take(&core->words, (uint32_t)words, &request->words) != STATUS_OK) {
         request->words = WORDS_NONE;

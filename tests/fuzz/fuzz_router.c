@@ -248,7 +248,8 @@ static void bed_tokenized(struct bed *bed, struct call *call, bool is_failing) {
         event.u.tokenized.sampling = &sampling;
         event.u.tokenized.eos = eos;
         event.u.tokenized.eos_count = 2;
-        call->max_tokens = event.u.tokenized.max_tokens;
+        call->max_tokens = event.u.tokenized.max_tokens > 0 ? event.u.tokenized.max_tokens
+                                                            : UINT32_MAX; /* what fits */
     }
     world_turn(world, &event);
 }

@@ -37,7 +37,7 @@ class Requests(Case):
             ("prompt fills the context", make_request(filler(CONTEXT)), INVALID, str(CONTEXT)),
             ("text over the context", make_request("word " * 2000), INVALID, str(CONTEXT)),
             ("prompt + max_tokens over the context", make_request(filler(500), max_tokens=13), INVALID, "max_tokens"),
-            ("max_tokens 0", make_request("a", max_tokens=0), INVALID, "max_tokens"),
+            ("no max_tokens, and no room", make_request(filler(512), max_tokens=0), INVALID, "no room for an answer"),
             ("huge max_tokens", make_request("a", max_tokens=2 ** 32 - 1), INVALID, "max_tokens"),
             ("token id outside the vocabulary", make_request([1, 512]), INVALID, "512"),
             ("token id at the end of its type", make_request([2 ** 32 - 1]), INVALID, "4294967295"),

@@ -17,7 +17,7 @@ TWO_LEGS = ["--disaggregate-above", "24"]
 
 
 def mixed_requests(seed):
-    """All ask for ASKED tokens. Most stop early; every fifth does not; greedy and seeded, short prompts and longer ones."""
+    """All ask for ASKED tokens, or do not say. Most stop early; every fifth does not; greedy and seeded, short prompts and longer ones."""
     draw = random.Random(seed)
     requests = []
     for index in range(REQUESTS):
@@ -27,7 +27,7 @@ def mixed_requests(seed):
         if index % 10 == 5:
             sampling.update(repetition_penalty=1.3, presence_penalty=0.4)
         prompt = GOLDEN[index % 5]["prompt"] if index % 3 else filler(draw.choice((17, 40, 70)), index)
-        requests.append(make_request(prompt, max_tokens=ASKED, request_id=f"long-{index}", **sampling))
+        requests.append(make_request(prompt, max_tokens=0 if index % 4 == 1 else ASKED, request_id=f"long-{index}", **sampling))
     return requests
 
 
@@ -77,6 +77,8 @@ class Retract(Case):
         warm(alone)
         with client(alone) as each:
             expected = [each.generate(request) for request in requests]
+            rest = each.ask(filler(500), max_tokens=0, ignore_eos=True)
+            self.assertEqual((len(rest.ids), rest.finish), (12, "length"), "without max_tokens: the rest of the context")
         alone.down()
         full = self.cluster(1, 1, arguments={"router": TWO_LEGS, "decode": SMALL + ["--reserve-tokens", "512"]})
         warm(full)

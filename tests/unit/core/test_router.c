@@ -688,8 +688,8 @@ static void test_lengths_are_checked_before_any_worker_is_asked(void **state) {
     const struct {
         uint32_t count, max;
         const char *says;
-    } cases[] = {{5, 0, "max_tokens is 0"}, {0, 3, "prompt is empty"}, {5, 60, "together exceed"}};
-    for (uint32_t i = 0; i < 3; i++) {
+    } cases[] = {{0, 3, "prompt is empty"}, {5, 60, "together exceed"}};
+    for (uint32_t i = 0; i < 2; i++) {
         struct bed *bed = bed_in(TOKENIZING);
         bed_tokenized(bed, STATUS_OK, cases[i].count, cases[i].max);
         assert_string_equal(bed->text, "answer(failed)");
@@ -697,6 +697,50 @@ static void test_lengths_are_checked_before_any_worker_is_asked(void **state) {
         assert_non_null(strstr(bed->out.items[0].u.answer.detail, cases[i].says));
         bed_destroy(bed);
     }
+}
+
+static void test_without_max_tokens_an_answer_may_fill_the_context(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(TOKENIZING); /* a context of 64 */
+    bed_tokenized(bed, STATUS_OK, 5, 0);
+    assert_string_equal(bed->text, "admit");
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMIT)->u.admit.max_new, 64 - 5);
+    bed_destroy(bed);
+    for (uint32_t context = 4; context <= 6; context++) {
+        bed = bed_create(false);
+        struct worker_info info = bed_info(ROLE_DECODE, 500);
+        info.context = context;
+        bed_seen(bed, &info);
+        apply_open(bed);
+        bed_tokenized(bed, STATUS_OK, 5, 0);
+        assert_string_equal(bed->text, context > 5 ? "" : "answer(failed)");
+        if (context <= 5) {
+            assert_int_equal(bed->out.items[0].u.answer.status, STATUS_INVALID);
+            assert_non_null(strstr(bed->out.items[0].u.answer.detail, "leaves no room"));
+        }
+        bed_destroy(bed);
+    }
+}
+
+/* What a request may ask for does not make its worker look full: what it is likely to need does. */
+static void test_a_large_max_tokens_counts_as_an_ordinary_answer(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    struct worker_info info = bed_info(ROLE_DECODE, 500);
+    info.context = info.kv_tokens = 4000;
+    bed_seen(bed, &info);
+    struct message message;
+    struct event hello = bed_hello(&message, 2, ROLE_DECODE, 500, digest);
+    bed_step(bed, &hello);
+    apply_open(bed);
+    bed_tokenized(bed, STATUS_OK, 5, 0);
+    assert_string_equal(bed->text, "admit");
+    uint32_t cursor = 0;
+    assert_int_equal(router_worker(&bed->core, &cursor)->tokens_reserved, 5 + 512);
+    apply_gone(bed);
+    cursor = 0;
+    assert_int_equal(router_worker(&bed->core, &cursor)->tokens_reserved, 0);
+    bed_destroy(bed);
 }
 
 static void test_mass_deletion_in_etcd_stops_nothing_that_has_a_session(void **state) {
@@ -1396,6 +1440,8 @@ int main(void) {
         cmocka_unit_test(test_without_prefill_workers_the_decode_worker_serves_alone),
         cmocka_unit_test(test_an_unknown_model_is_named_together_with_those_that_exist),
         cmocka_unit_test(test_lengths_are_checked_before_any_worker_is_asked),
+        cmocka_unit_test(test_without_max_tokens_an_answer_may_fill_the_context),
+        cmocka_unit_test(test_a_large_max_tokens_counts_as_an_ordinary_answer),
         cmocka_unit_test(test_mass_deletion_in_etcd_stops_nothing_that_has_a_session),
         cmocka_unit_test(test_a_record_that_changes_a_workers_role_is_not_believed),
         cmocka_unit_test(test_a_crowd_that_waited_for_the_first_worker_is_tokenized_to_the_last),
