@@ -9,7 +9,8 @@
 
 #include "text/refuse.h"
 
-#define REGEX_STEPS_MAX      50000000u
+#define REGEX_STEPS_CHEAP    256u      /* a match may start anywhere for so many, uncounted */
+#define REGEX_STEPS_MAX      50000000u /* all others of one text together */
 #define REGEX_HEAP_KIB_MAX   65536u
 #define REGEX_NESTING_MAX    32u
 #define REGEX_JIT_STACK_MAX  (4u << 20)
@@ -20,6 +21,7 @@ struct regex {
     pcre2_code *code;
 };
 struct regex_match {
+    uint32_t steps_left;
     pcre2_match_data *data;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -235,7 +237,8 @@ static enum status compile(struct bytes pattern, pcre2_code **code_out, struct w
     int code = 0;
     PCRE2_SIZE at = 0;
     pcre2_code *made =
-        pcre2_compile(pattern.data, pattern.len, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
+        pcre2_compile(pattern.data, pattern.len,
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
                       &code, &at, context);
     pcre2_compile_context_free(context);
     if (made == NULL) {
@@ -308,8 +311,8 @@ enum status regex_match_create(struct regex_match **out) {
         regex_match_destroy(match);
         return STATUS_BUSY;
     }
-    (void)pcre2_set_match_limit(match->context, REGEX_STEPS_MAX); /* documented never to fail */
-    (void)pcre2_set_heap_limit(match->context, REGEX_HEAP_KIB_MAX);
+    match->steps_left = REGEX_STEPS_MAX;
+    (void)pcre2_set_heap_limit(match->context, REGEX_HEAP_KIB_MAX); /* documented never to fail */
     if (match->stack != NULL) {
         pcre2_jit_stack_assign(match->context, NULL, match->stack);
     }
@@ -327,10 +330,58 @@ void regex_match_destroy(struct regex_match *match) {
     free(match);
 }
 
+/* A match that starts in [from, last], with so many steps for each start: PCRE2 counts anew at each
+ * of them, so its limit alone bounds neither one search nor one text. */
+static int run(const struct regex *regex, struct regex_match *match, struct bytes text, size_t from,
+               size_t last, uint32_t steps) {
+    (void)pcre2_set_match_limit(match->context, steps); /* documented never to fail */
+    (void)pcre2_set_offset_limit(match->context, last);
+    return pcre2_match(regex->code, text.data, text.len, from, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
+                       match->data, match->context);
+}
+
+/* The same at one start, which gets as many steps as it needs and the text has left. */
+static int run_dearly(const struct regex *regex, struct regex_match *match, struct bytes text,
+                      size_t at) {
+    int found = PCRE2_ERROR_MATCHLIMIT;
+    uint32_t steps = REGEX_STEPS_CHEAP;
+    while (found == PCRE2_ERROR_MATCHLIMIT && match->steps_left > 0) {
+        steps = steps < match->steps_left / 8 ? steps * 8 : match->steps_left;
+        match->steps_left -= steps;
+        found = run(regex, match, text, at, at, steps);
+    }
+    return found;
+}
+
+/* Of the starts behind `from` one takes more than the cheap steps: that one by itself, then on. */
+static int find_dearly(const struct regex *regex, struct regex_match *match, struct bytes text,
+                       size_t from) {
+    int found = PCRE2_ERROR_NOMATCH;
+    for (size_t at = from; at < text.len && found == PCRE2_ERROR_NOMATCH;) {
+        found = run(regex, match, text, at, at, REGEX_STEPS_CHEAP);
+        bool is_dear = found == PCRE2_ERROR_MATCHLIMIT;
+        found = is_dear ? run_dearly(regex, match, text, at) : found;
+        at++;
+        while (at < text.len && (text.data[at] & 0xc0u) == 0x80u) { /* to the next character */
+            at++;
+        }
+        if (is_dear && found == PCRE2_ERROR_NOMATCH) {
+            int rest = run(regex, match, text, at, PCRE2_UNSET, REGEX_STEPS_CHEAP);
+            found = rest == PCRE2_ERROR_MATCHLIMIT ? found : rest;
+            if (rest == PCRE2_ERROR_NOMATCH) {
+                break;
+            }
+        }
+    }
+    return found;
+}
+
 enum status regex_find(const struct regex *regex, struct regex_match *match, struct bytes text,
                        size_t from, size_t *at_out, size_t *len_out) {
-    int found = pcre2_match(regex->code, text.data, text.len, from,
-                            PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, match->data, match->context);
+    int found = run(regex, match, text, from, PCRE2_UNSET, REGEX_STEPS_CHEAP);
+    if (found == PCRE2_ERROR_MATCHLIMIT) {
+        found = find_dearly(regex, match, text, from);
+    }
     if (found == PCRE2_ERROR_NOMATCH) {
         return STATUS_NOT_FOUND;
     }

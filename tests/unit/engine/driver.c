@@ -131,7 +131,9 @@ void sequence_init(struct sequence *sequence, const uint32_t *prompt, uint32_t c
                    const uint32_t *pages, uint32_t page_count) {
     memset(sequence, 0, sizeof(*sequence));
     memcpy(sequence->tokens, prompt, count * sizeof(*prompt));
-    memcpy(sequence->pages, pages, page_count * sizeof(*pages));
+    if (page_count > 0) {
+        memcpy(sequence->pages, pages, page_count * sizeof(*pages));
+    }
     sequence->token_count = count;
     sequence->prompt_count = count;
     sequence->page_count = page_count;

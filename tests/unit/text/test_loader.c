@@ -155,6 +155,10 @@ static void test_files_that_contradict_themselves_are_refused_with_the_place(voi
          "merge 3 is neither \"left right\" nor [\"left\", \"right\"]"},
         {STORIES, "model.merges.3", "[\"h\",\"e\",\"r\"]", STATUS_CORRUPT,
          "merge 3 is neither \"left right\" nor [\"left\", \"right\"]"},
+        /* The only way to a merge that makes what it was made of: a token of no text. */
+        {STORIES, "model.merges.3", "[\"\",\"h\"]", STATUS_CORRUPT,
+         "merge 3 needs the token \"\", which is not in the vocabulary"},
+        {STORIES, "model.vocab.", "300", STATUS_CORRUPT, "token 300 of the vocabulary is empty"},
         {STORIES, "model.merges", "{}", STATUS_CORRUPT, "the model has no list \"merges\""},
         {STORIES, "model.vocab", "{}", STATUS_CORRUPT, "the model has no \"vocab\""},
         {STORIES, "model.vocab.he", "261", STATUS_CORRUPT,
@@ -316,6 +320,78 @@ static void test_a_pattern_that_backtracks_without_end_costs_only_its_text(void 
     assert_text(written(&error),
                 bytes_of("the text takes the tokenizer's pattern more steps than allowed"));
     assert_int_equal(tokenizer_encode(tokenizer, bytes_of("aab"), false, &out, NULL), STATUS_OK);
+    tokenizer_destroy(tokenizer);
+}
+
+/* No single match takes many steps, so a limit for each bounds nothing: this text would take an
+ * hour. */
+static void test_a_text_of_many_hard_places_is_refused_soon(void **state) {
+    (void)state;
+    json_t *json = data_json(BYTELEVEL "/tokenizer.json");
+    struct tokenizer *tokenizer = NULL;
+    json_set_path(json, "pre_tokenizer.pretokenizers.0.pattern", "{\"Regex\":\"a*a*a*b|[^x]\"}");
+    assert_int_equal(load(json, &tokenizer, NULL), STATUS_OK);
+    json_decref(json);
+    size_t len = TOKENIZER_TEXT_BYTES_MAX;
+    uint8_t *text = malloc(len);
+    uint32_t *ids = malloc(len * sizeof(uint32_t));
+    assert_true(text != NULL && ids != NULL);
+    for (size_t i = 0; i < len; i++) {
+        text[i] = i % 301 == 300 ? 'c' : 'a';
+    }
+    char memory[128];
+    struct writer error;
+    writer_init(&error, memory, sizeof memory);
+    struct token_buffer out = {ids, len, 0};
+    assert_int_equal(tokenizer_encode(tokenizer, (struct bytes){text, len}, false, &out, &error),
+                     STATUS_RANGE);
+    assert_text(written(&error),
+                bytes_of("the text takes the tokenizer's pattern more steps than allowed"));
+    assert_int_equal(tokenizer_encode(tokenizer, (struct bytes){text, 301}, false, &out, NULL),
+                     STATUS_OK);
+    assert_int_equal(out.count, 301);
+    tokenizer_destroy(tokenizer);
+    free(ids);
+    free(text);
+}
+
+/* Where a match cannot start, however many steps it is given, the search goes on behind it. */
+static void test_hard_places_change_nothing_in_what_is_found(void **state) {
+    (void)state;
+    json_t *json = data_json(BYTELEVEL "/tokenizer.json");
+    struct tokenizer *tokenizer = NULL;
+    json_set_path(json, "pre_tokenizer.pretokenizers.0",
+                  "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?:a|aa)+bd|e+\"},"
+                  "\"behavior\":\"Removed\",\"invert\":false}");
+    assert_int_equal(load(json, &tokenizer, NULL), STATUS_OK);
+    json_decref(json);
+    static const struct {
+        const char *text, *kept[3]; /* what is left, piece by piece */
+    } rows[] = {{"aaaaaaaaaaaaaaaaaabeeexee\xc3\xa9", {"aaaaaaaaaaaaaaaaaab", "x", "\xc3\xa9"}},
+                {"eaaaaaaaaaaaaaaaaaabd\xc3\xa9", {"\xc3\xa9", "", ""}},
+                {"\xc3\xa9"
+                 "aaaaaaaaaaaaaaaaaaaab\xc3\xa9"
+                 "aaaaaaaaaaaaaaaaaabdx",
+                 {"\xc3\xa9"
+                  "aaaaaaaaaaaaaaaaaaaab\xc3\xa9",
+                  "x", ""}}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint32_t ids[64];
+        uint32_t wanted[64];
+        size_t count = 0;
+        struct token_buffer out = {ids, 64, 0};
+        for (size_t k = 0; k < 3; k++) {
+            struct token_buffer part = {wanted + count, 64 - count, 0};
+            assert_int_equal(
+                tokenizer_encode(tokenizer, bytes_of(rows[i].kept[k]), false, &part, NULL),
+                STATUS_OK);
+            count += part.count;
+        }
+        assert_int_equal(tokenizer_encode(tokenizer, bytes_of(rows[i].text), false, &out, NULL),
+                         STATUS_OK);
+        assert_int_equal(out.count, count);
+        assert_memory_equal(ids, wanted, count * sizeof(uint32_t));
+    }
     tokenizer_destroy(tokenizer);
 }
 
@@ -509,6 +585,8 @@ int main(void) {
         cmocka_unit_test(test_an_added_token_that_normalizes_to_nothing_or_to_much_is_refused),
         cmocka_unit_test(test_a_huge_pattern_is_refused),
         cmocka_unit_test(test_a_pattern_that_backtracks_without_end_costs_only_its_text),
+        cmocka_unit_test(test_a_text_of_many_hard_places_is_refused_soon),
+        cmocka_unit_test(test_hard_places_change_nothing_in_what_is_found),
         cmocka_unit_test(test_every_truncation_is_refused),
         cmocka_unit_test(test_deep_nesting_and_double_keys_are_refused),
         cmocka_unit_test(test_files_with_random_bytes_changed_never_do_harm),
