@@ -444,10 +444,15 @@ static void request_retry(struct router_core *core, struct request *request, enu
     if (request->failures >= ROUTER_RETRIES || core->retry_tenths < 10) {
         struct writer writer;
         writer_init(&writer, request->detail, ROUTER_DETAIL_MAX - 1);
-        writer_printf(&writer, "%s after %u attempts; the last one ended with: %s. Try again later",
+        writer_printf(&writer, "%s after %u attempts; the last one ended with: %s%s. %s",
                       core->retry_tenths < 10 ? "the router's retry budget is used up"
                                               : "no worker could finish the request",
-                      request->failures + 1, cause_name(cause));
+                      request->failures + 1, cause_name(cause),
+                      cause == CAUSE_STEP_FAILED
+                          ? " (the engine failed, or what the model computes is not finite)"
+                          : "",
+                      cause == CAUSE_STEP_FAILED ? "The worker's log says which"
+                                                 : "Try again later");
         request->detail[writer.len] = '\0';
         core->stats.resumes_failed += request_emitted(request) > 0 ? 1 : 0;
         request_fail(core, request, CAUSE_RETRIES, STATUS_UNAVAILABLE, request->detail, 1000, out);
@@ -1120,8 +1125,9 @@ static const char *request_invalid(struct router_core *core, struct request *req
                       "prompt (%u tokens) and max_tokens (%u) together exceed %s of %u "
                       "tokens: shorten one of them",
                       event->u.tokenized.token_count, event->u.tokenized.max_tokens,
-                      limit == model.context ? "the model's context"
-                                             : "the KV capacity of the largest decode worker",
+                      /* A worker with less than a context of KV calls that its context. */
+                      limit < model.kv_tokens ? "the model's context"
+                                              : "the KV capacity of the largest decode worker",
                       limit);
         request->detail[writer.len] = '\0';
         return request->detail;

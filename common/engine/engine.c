@@ -7,6 +7,7 @@
 #include "engine/sampler.h"
 #include "engine/team.h"
 #include "runtime/clock.h"
+#include "runtime/log.h"
 #include "runtime/thread.h"
 
 #include <errno.h>
@@ -188,6 +189,10 @@ static void sample_part(void *context, uint32_t part, uint32_t worker) {
     result->top_count = choice.top_count;
     memcpy(result->top_tokens, choice.top_tokens, choice.top_count * sizeof(uint32_t));
     memcpy(result->top_logprobs, choice.top_logprobs, choice.top_count * sizeof(float));
+    if (!choice.is_valid) {
+        LOG_ERROR("logits are not finite: the model overflows, or its memory is damaged",
+                  LOG_U64("step", engine->plan.number), LOG_U64("position", input.position));
+    }
 }
 
 /* Sleeps in slices, so that the watchdog sees a slow engine and not a dead one. */

@@ -146,8 +146,9 @@ enum status tokenizer_encode(const struct tokenizer *tokenizer, struct bytes utf
         return text_refuse(error, status, "the text has more than %zu tokens", out->cap);
     }
     if (status == STATUS_TIMEOUT) {
-        return text_refuse(error, STATUS_RANGE,
-                           "the text takes the tokenizer's pattern more steps than allowed");
+        return text_refuse(error, status,
+                           "the text takes the tokenizer's split pattern more steps than allowed: "
+                           "break up its long runs of similar characters");
     }
     return text_refuse(error, status, "the text could not be tokenized: %s", status_name(status));
 }

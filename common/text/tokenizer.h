@@ -47,8 +47,9 @@ void tokenizer_destroy(struct tokenizer *tokenizer);
 /* Writes the ids of a text to out->ids[0...] and their number to out->count.
  * add_special: put the special tokens of the file's template (usually a beginning token) around it.
  * error: may be NULL; one sentence. Returns STATUS_INVALID (not UTF-8; the sentence gives the byte
- * offset), STATUS_RANGE (more than out->cap tokens, a text over TOKENIZER_TEXT_BYTES_MAX, or one
- * that the file's regex cannot split within its step limit), STATUS_BUSY (no memory). */
+ * offset), STATUS_RANGE (more than out->cap tokens, or a text over TOKENIZER_TEXT_BYTES_MAX),
+ * STATUS_TIMEOUT (one that the file's regex cannot split within its step limit), STATUS_BUSY (no
+ * memory). */
 MUST_USE enum status tokenizer_encode(const struct tokenizer *tokenizer, struct bytes utf8,
                                       bool add_special, struct token_buffer *out,
                                       struct writer *error);

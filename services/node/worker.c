@@ -479,6 +479,7 @@ static enum status load_model(struct worker *worker) {
      * served: it is tried here, where whoever starts the worker reads why. */
     struct tokenizer *tokenizer = NULL;
     status = tokenizer_create(files_tokenizer(worker->files), &tokenizer, &why.writer);
+    uint32_t tokenizer_ids = status == STATUS_OK ? tokenizer_vocab_size(tokenizer) : 0;
     tokenizer_destroy(tokenizer);
     if (status != STATUS_OK) {
         LOG_ERROR("tokenizer.json of --model cannot be used: routers need it to read prompts",
@@ -494,6 +495,12 @@ static enum status load_model(struct worker *worker) {
         return start_status(status);
     }
     worker->info = model_info(worker->model);
+    if (tokenizer_ids > worker->info->vocab_count) {
+        LOG_WARN("tokenizer.json has token ids beyond the model's vocabulary: texts that need them "
+                 "are refused",
+                 LOG_U64("highest_id", tokenizer_ids - 1),
+                 LOG_U64("vocabulary", worker->info->vocab_count));
+    }
     worker->tokenizer_digest = files_tokenizer_digest(worker->files);
     choose_name(worker);
     if (worker->info->eos_count > EOS_MAX) {

@@ -382,10 +382,10 @@ static enum status client_encode(struct text_thread *thread, const struct client
     }
     *out = (struct token_buffer){.ids = text_scratch(thread, cap), .cap = cap};
     enum status status = tokenizer_encode(client->model->tokenizer, text, add_special, out, error);
-    if (status != STATUS_RANGE) {
+    if (status != STATUS_RANGE && status != STATUS_TIMEOUT) {
         return status;
     }
-    if (limit > 0) {
+    if (limit > 0 && status == STATUS_RANGE) {
         writer_printf(error, ": input and answer together may have %u, shorten the prompt",
                       (unsigned)limit);
     }

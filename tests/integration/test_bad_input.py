@@ -19,6 +19,41 @@ CONTEXT = 512
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
+def change_json(folder, name, change):
+    path = os.path.join(folder, name)
+    with open(path, encoding="utf-8") as file:
+        content = json.load(file)
+    change(content)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def split(pattern):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def set_value(folder, tensor, index, value):
+    """Overwrites one number of a tensor in model.safetensors."""
+    with open(os.path.join(folder, "model.safetensors"), "r+b") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        begin, end = json.loads(file.read(length))[tensor]["data_offsets"]
+        assert begin + 4 * index < end
+        file.seek(8 + length + begin + 4 * index)
+        file.write(struct.pack("<f", value))
+
+
+def two_shards(folder):
+    """Two files with all the tensors in both."""
+    path = os.path.join(folder, "model.safetensors")
+    with open(path, "rb") as file:
+        names = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    names.pop("__metadata__", None)
+    shutil.copy(path, os.path.join(folder, "model-1.safetensors"))
+    os.rename(path, os.path.join(folder, "model-2.safetensors"))
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="ascii") as file:
+        json.dump({"weight_map": {name: f"model-{1 + index % 2}.safetensors" for index, name in enumerate(names)}}, file)
+
+
 class Requests(Case):
     """One cluster for the class: the cases must not disturb each other either."""
 
@@ -432,6 +467,21 @@ class Start(Case):
             ("config is a list", replace("config.json", b"[]"), r"config\.json"),
             ("no tokenizer", remove("tokenizer.json"), r"tokenizer\.json"),
             ("tokenizer is no JSON", replace("tokenizer.json", b"\xff\xfe"), r"tokenizer\.json"),
+            ("a NaN among the weights", lambda folder: set_value(folder, "model.layers.2.mlp.up_proj.weight", 17, float("nan")),
+             r"model\.layers\.2\.mlp\.up_proj\.weight.*not a finite number"),
+            ("an infinite weight", lambda folder: set_value(folder, "model.norm.weight", 0, float("-inf")),
+             r"model\.norm\.weight.*not a finite number"),
+            ("a tensor in two shards", two_shards, "is in both model-1.safetensors and model-2.safetensors"),
+            ("a vocabulary without one of the bytes", lambda folder: change_json(
+                folder, "tokenizer.json", lambda all: all["model"]["vocab"].pop("<0x41>")), "no token <0x41>"),
+            ("two tokens with one id", lambda folder: change_json(
+                folder, "tokenizer.json", lambda all: all["model"]["vocab"].update(he=300)), "have the same id 300"),
+            ("a merge into itself", lambda folder: change_json(
+                folder, "tokenizer.json", lambda all: all["model"]["merges"].insert(0, ["", "h"])), r'needs the token \\"\\"'),
+            ("a merge of what is not there", lambda folder: change_json(
+                folder, "tokenizer.json", lambda all: all["model"]["merges"].append("z q")), r'needs the token \\"zq\\"'),
+            ("a pattern without end", lambda folder: change_json(
+                folder, "tokenizer.json", lambda all: all.update(pre_tokenizer=split("(" * 2000))), "pattern does not compile"),
         ]
         for name, change, word in cases:
             with self.subTest(case=name):
@@ -486,6 +536,58 @@ class Start(Case):
                 ("router", ["--no-such-flag", "1"], ["no-such-flag"])):
             with self.subTest(role=role, arguments=arguments):
                 self.assertIn(self.refuses(words, role=role, arguments=arguments), (1, 2))
+
+
+class Odd(Case):
+    """Models that load and are bad all the same: they cost only the requests that hit what is bad."""
+
+    def odd(self, name, change):
+        folder = os.path.join(self.folder(), name)
+        shutil.copytree(MODEL_DIR, folder)
+        change(folder)
+        return folder
+
+    def test_odd_models_cost_only_their_requests(self):
+        hard = self.odd("hard", lambda folder: change_json(
+            folder, "tokenizer.json", lambda all: all.update(pre_tokenizer=split("a*a*a*b|[^x]"))))
+        loud = self.odd("loud", lambda folder: set_value(folder, "model.norm.weight", 3, 3e38))
+        more = self.odd("more", lambda folder: change_json(folder, "tokenizer.json", lambda all: all["added_tokens"].append(
+            {"id": 512, "content": "<new>", "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False})))
+        made = self.cluster(1, 1, arguments={"router": ["--disaggregate-above", "0"]})
+        workers = [made.start_program(role, f"{role}-{os.path.basename(path)}", model=path, arguments=arguments)
+                   for path, arguments in ((hard, ["--kv-tokens", "160"]), (loud, []), (more, [])) for role in ("decode", "prefill")]
+        made.wait_ready(workers)
+        warm(made)
+        with client(made) as each, Canary(made) as canary:
+            text = ("a" * 300 + "c") * 20000
+            code, sentence = each.refused(make_request(text, model="hard"))
+            self.assertEqual(code, INVALID, sentence)
+            self.assertIn("more steps than", sentence)
+            self.assertNotIn("160", sentence, "it is not the length that is wrong")
+            self.assertEqual(len(each.ask("aaaab", model="hard", max_tokens=3).ids), 3)
+            # More than the workers of this model can hold at once, and just as much.
+            code, sentence = each.refused(make_request(filler(100), max_tokens=61, model="hard"))
+            self.assertEqual(code, INVALID, sentence)
+            self.assertIn("KV capacity of the largest decode worker of 160 tokens", sentence)
+            self.assertEqual(len(each.ask(filler(100), max_tokens=60, model="hard", ignore_eos=True).ids), 60)
+            # Weights that are numbers, and logits that are none any more.
+            code, sentence = each.refused(make_request("Once", model="loud"))
+            self.assertEqual(code, grpc.StatusCode.UNAVAILABLE, sentence)
+            self.assertIn("not finite", sentence)
+            with open(made.find("decode-loud").log, encoding="utf-8") as log:
+                self.assertIn("logits are not finite", log.read())
+            # A text whose tokens the model does not have.
+            code, sentence = each.refused(make_request("Once <new>", model="more"))
+            self.assertEqual(code, INVALID, sentence)
+            self.assertIn("token id 512", sentence)
+            self.assertEqual(each.ask(GOLDEN[0]["prompt"], model="more", max_tokens=20).ids, GOLDEN[0]["greedy_ids"][:20])
+            with open(made.find("decode-more").log, encoding="utf-8") as log:
+                self.assertRegex(log.read(), "tokenizer.json has token ids.* highest_id 512 vocabulary 512")
+            canary.answers_again(5)
+        self.assert_alive(made)
+        at_rest(made)
+        self.assert_no_faults(made)
 
 
 class Mixed(Case):
