@@ -38,6 +38,10 @@ MODELS = {
                   "--rope-theta", "1000000", *COMMON],
     "qwen3_bf16": ["--arch", "qwen3", "--hidden", "32", "--heads", "4", "--kv-heads", "2", "--head-dim", "16",
                    "--ffn", "48", "--dtype", "bf16", "--seed", "15", "--untied", *COMMON],
+    "seven_f16": ["--arch", "qwen2", "--hidden", "24", "--heads", "7", "--kv-heads", "1", "--head-dim", "64", "--ffn", "40",
+                  "--dtype", "f16", "--seed", "16", "--untied", "--shards", "2", *COMMON],
+    "wide_f32": ["--hidden", "16", "--heads", "3", "--kv-heads", "1", "--head-dim", "128", "--ffn", "32", "--layers", "1",
+                 "--seed", "17", "--shards", "3", "--llama3-rope", "--context", "512", "--vocab", "260"],
 }
 LENGTHS = (1, 9, 70, 130)  # of the prompts of random models
 GREEDY = 48

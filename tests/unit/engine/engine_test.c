@@ -213,11 +213,13 @@ static void test_random_models_of_every_kind_answer_as_transformers_does(void **
         const char *name;
         double tolerance;
     } models[] = {
-        {"untied_f32", F32_TOLERANCE}, /* two shards, 6 heads on 2 */
-        {"gqa_bf16", BF16_TOLERANCE},  /* 5 heads on 1 of odd size, llama3 rope, tied */
-        {"theta_f16", F32_TOLERANCE},  /* a head for each, theta 500,000, tied */
-        {"qwen2_f32", F32_TOLERANCE},  /* biases */
-        {"qwen3_bf16", BF16_TOLERANCE} /* norms of heads */
+        {"untied_f32", F32_TOLERANCE},  /* two shards, 6 heads on 2 */
+        {"gqa_bf16", BF16_TOLERANCE},   /* 5 heads on 1 of odd size, llama3 rope, tied */
+        {"theta_f16", F32_TOLERANCE},   /* a head for each, theta 500,000, tied */
+        {"qwen2_f32", F32_TOLERANCE},   /* biases */
+        {"qwen3_bf16", BF16_TOLERANCE}, /* norms of heads */
+        {"seven_f16", F32_TOLERANCE},   /* F16 in two shards, 7 heads on 1 of 64, own head */
+        {"wide_f32", F32_TOLERANCE}     /* three shards, 3 heads on 1 of 128, llama3 rope, tied */
     };
     json_t *file = golden_file("engine/engine.json");
     assert_int_equal(json_object_size(file), sizeof(models) / sizeof(models[0]));

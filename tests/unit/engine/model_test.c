@@ -151,19 +151,23 @@ static struct model *open_good(const struct builder *b) {
 }
 
 /* The model must be refused with this status and a sentence that holds `part`. */
-static void expect_refusal(const struct builder *b, enum status status, const char *part) {
+static void expect_refusal_as(const struct builder *b, enum model_weights weights,
+                              enum status status, const char *part) {
     char text[513];
     struct writer error;
     struct model *model = NULL;
     writer_init(&error, text, sizeof(text) - 1);
-    enum status found =
-        model_create(b->directory, kernels_select("c"), MODEL_WEIGHTS_FILE, &error, &model);
+    enum status found = model_create(b->directory, kernels_select("c"), weights, &error, &model);
     text[error.len] = '\0';
     if (found != status || strstr(text, part) == NULL) {
         fail_msg("wanted %s and \"%s\", got %s: %s", status_name(status), part, status_name(found),
                  text);
     }
     assert_null(model);
+}
+
+static void expect_refusal(const struct builder *b, enum status status, const char *part) {
+    expect_refusal_as(b, MODEL_WEIGHTS_FILE, status, part);
 }
 
 static void set(json_t *object, const char *key, json_t *value) {
@@ -728,14 +732,34 @@ static void test_missing_surplus_mixed_and_broken_tensors_are_refused(void **sta
     builder_write(&b);
     expect_refusal(&b, STATUS_CORRUPT, "all matrices must share one dtype");
     builder_fini(&b);
+}
 
-    static const uint32_t broken[] = {0x7fc00000u, 0x7f800000u, 0xff800000u, 0xffffffffu};
-    for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
-        builder_init(&b, "F32", true);
-        memcpy(b.data + b.data_bytes - 4, &broken[i], 4);
-        builder_write(&b);
-        expect_refusal(&b, STATUS_CORRUPT, "\"model.norm.weight\" holds a value that is not");
-        builder_fini(&b);
+/* In the first and in the last tensor, of every type, whatever the weights become. */
+static void test_weights_that_are_no_numbers_are_refused_by_name(void **state) {
+    (void)state;
+    static const struct {
+        const char *dtype;
+        size_t size;
+        uint32_t values[4]; /* infinite, minus infinite, and two of the many NaN */
+    } types[] = {{"F32", 4, {0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffffffffu}},
+                 {"F16", 2, {0x7c00u, 0xfc00u, 0x7e00u, 0xffffu}},
+                 {"BF16", 2, {0x7f80u, 0xff80u, 0x7fc0u, 0xffffu}}};
+    static const enum model_weights weights[] = {MODEL_WEIGHTS_FILE, MODEL_WEIGHTS_INT8};
+    for (size_t t = 0; t < 3; t++) {
+        for (size_t v = 0; v < 4; v++) {
+            for (size_t w = 0; w < 2; w++) {
+                struct builder b;
+                builder_init(&b, types[t].dtype, true);
+                bool is_last = (v + w) % 2 == 0;
+                size_t at = is_last ? b.data_bytes - types[t].size : 6 * types[t].size;
+                memcpy(b.data + at, &types[t].values[v], types[t].size);
+                builder_write(&b);
+                expect_refusal_as(&b, weights[w], STATUS_CORRUPT,
+                                  is_last ? "\"model.norm.weight\" holds a value that is not"
+                                          : "\"model.embed_tokens.weight\" holds a value that");
+                builder_fini(&b);
+            }
+        }
     }
 }
 
@@ -804,6 +828,7 @@ int main(void) {
         cmocka_unit_test(test_a_tensor_entry_that_is_wrong_is_refused),
         cmocka_unit_test(test_each_architecture_wants_its_own_tensors),
         cmocka_unit_test(test_missing_surplus_mixed_and_broken_tensors_are_refused),
+        cmocka_unit_test(test_weights_that_are_no_numbers_are_refused_by_name),
         cmocka_unit_test(test_random_damage_never_crashes_the_loader),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,7 +43,8 @@ static const char *running_way; /* what the world is, for people */
 
 static const char *const model_paths[] = {"models/stories260k",      "golden/engine/untied_f32",
                                           "golden/engine/gqa_bf16",  "golden/engine/theta_f16",
-                                          "golden/engine/qwen2_f32", "golden/engine/qwen3_bf16"};
+                                          "golden/engine/qwen2_f32", "golden/engine/qwen3_bf16",
+                                          "golden/engine/seven_f16", "golden/engine/wide_f32"};
 #define MODELS (sizeof(model_paths) / sizeof(model_paths[0]))
 
 /* Loaded once; NULL where the CPU lacks the backend. */
@@ -483,7 +484,7 @@ struct kind {
 /* From the seed alone, so that a seed means the same on every machine; the model is NULL where the
  * CPU cannot run it. */
 static struct kind kind_draw(struct prng *prng) {
-    static const uint32_t paths[] = {0, 0, 1, 2, 3, 4, 5};
+    static const uint32_t paths[] = {0, 0, 1, 2, 3, 4, 5, 6, 7};
     static const uint32_t backends[] = {0, 1, 1, 2, 2}; /* plain C takes longest */
     struct kind kind = {.path = DRAW_OF(prng, paths), .backend = DRAW_OF(prng, backends)};
     kind.weights = prng_below(prng, 3) == 0 ? MODEL_WEIGHTS_INT8 : MODEL_WEIGHTS_FILE;
