@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """The recorded greedy answers come out token for token: across two workers, and from one."""
-from harness import GOLDEN, Case, Metrics, answers, client, main, make_request, until
+from harness import GOLDEN, Case, Metrics, answers, client, filler, main, make_request, random_model, until
 
 
 class Golden(Case):
@@ -70,6 +70,30 @@ class Golden(Case):
                 answer = until("an answer", lambda ids=golden: each.generate(
                     make_request(ids["prompt_ids"], max_tokens=len(ids["greedy_ids"]))), 15)
                 self.assertEqual(answer.ids, golden["greedy_ids"])
+
+    def test_a_prompt_of_32_thousand_tokens_crosses_whole(self):
+        model = random_model(self.folder(), "long", hidden=32, layers=1, heads=2, kv_heads=1, ffn=64, context=33000)
+        made = self.cluster(model=model)
+        token_bytes = 2 * 16 * 4  # K and V of one layer: one head of 16 values in float32
+        asked = make_request(filler(32768), max_tokens=8, model="long", ignore_eos=True)
+        with client(made) as each:
+            until("an answer", lambda: answers(each, make_request(filler(300, 1), max_tokens=1, model="long")), 15)
+            before = self.moved(made)
+            answer = each.generate(asked, timeout=200)
+            self.assertEqual(answer.usage.prompt_tokens, 32768)
+            self.assertEqual(answer.trace.attempts, 1)
+            self.assertEqual(answer.trace.prefill_worker, "prefill-1")
+            self.assertEqual(answer.trace.kv_bytes, 32767 * token_bytes)
+            self.assertEqual(self.moved(made), [each + 32767 * token_bytes for each in before])
+            again = each.generate(asked, timeout=60)
+            self.assertEqual((again.ids, again.trace.kv_bytes), (answer.ids, 0))
+            self.assertGreaterEqual(again.usage.cached_tokens, 32768 - 16)
+            self.assertEqual(self.moved(made), [each + 32767 * token_bytes for each in before])
+
+    @staticmethod
+    def moved(made):
+        return [Metrics(made.of(role)[0]).sum("baton_transfer_bytes_total", direction=direction)
+                for role, direction in (("prefill", "sent"), ("decode", "received"))]
 
 
 if __name__ == "__main__":
