@@ -58,6 +58,9 @@ struct worker {
     struct span reconnect_after;
     struct instant gone_since; /* unlisted and without a session */
     struct instant busy_until;
+    uint32_t flaps; /* sessions in a row that ended soon after they were trusted */
+    bool is_doubted;
+    struct instant doubted_until; /* the last time; it is trusted from then on */
     uint32_t
         admit_window; /* D: Admits that may be unanswered: 1 after BUSY, doubled by each Admitted */
     uint32_t admitting;

@@ -5,6 +5,9 @@
 #include "base/check.h"
 #include "base/prng.h"
 
+#define FLAPS_DOUBTED 2u
+#define FLAPS_MAX     4u
+
 uint64_t fleet_model_hash(const struct router_core *core, const char *model) {
     char name[LABEL_MAX] = {0};
     text_copy(name, LABEL_MAX, model);
@@ -135,6 +138,25 @@ struct worker *fleet_of_session(struct router_core *core, const struct session *
     return NULL;
 }
 
+/* A link that carries a few thousand bytes, dies and is back at once would be chosen again and
+ * again, since it looks idle. From its second early end on, its worker is doubted for a quarter of
+ * the time that a pair is suspected, then for half, then for all of it. */
+static void fleet_doubt(struct router_core *core, struct worker *worker,
+                        const struct session *session) {
+    struct instant trusted =
+        worker->doubted_until.ns > session->since.ns ? worker->doubted_until : session->since;
+    if (instant_reached(core->node.now, instant_add(trusted, core->node.config.timers.lease))) {
+        worker->flaps = 0;
+    } else if (worker->flaps < FLAPS_MAX) {
+        worker->flaps++;
+    }
+    if (worker->flaps >= FLAPS_DOUBTED) {
+        struct span doubt = {core->node.config.timers.suspect.ns >> (FLAPS_MAX - worker->flaps)};
+        worker->is_doubted = true;
+        worker->doubted_until = instant_add(core->node.now, doubt);
+    }
+}
+
 void fleet_session_over(struct router_core *core, struct session *session) {
     struct worker *worker = fleet_of_session(core, session);
     if (worker == NULL) {
@@ -144,6 +166,7 @@ void fleet_session_over(struct router_core *core, struct session *session) {
     worker->session = ROUTER_NONE;
     if (session->number != 0) { /* it was live: an attempt in vain is no sign of life */
         worker->gone_since = core->node.now;
+        fleet_doubt(core, worker, session);
     }
     if (session->is_other_life) {
         /* Its own address says that it is gone: that is better than discovery's word. */
@@ -166,6 +189,10 @@ void fleet_tick(struct router_core *core, struct effects *out) {
         }
         if (worker->busy_until.ns != 0 && instant_reached(core->node.now, worker->busy_until)) {
             worker->busy_until.ns = 0;
+            core->is_placing_due = true;
+        }
+        if (worker->is_doubted && instant_reached(core->node.now, worker->doubted_until)) {
+            worker->is_doubted = false;
             core->is_placing_due = true;
         }
         if (worker->session != ROUTER_NONE) {
@@ -202,9 +229,24 @@ static bool fleet_is_silent(const struct router_core *core, const struct worker 
                            instant_add(core->node.sessions[worker->session].heard, patience));
 }
 
+/* Whether its sessions die young, and somebody else could take what it takes: then it is better to
+ * wait for that one. Alone it is used as it is. */
+static bool fleet_is_doubted(const struct router_core *core, const struct worker *worker) {
+    bool is_other = false;
+    for (uint32_t i = 0; i < core->config.workers_max && worker->is_doubted && !is_other; i++) {
+        const struct worker *other = &core->workers[i];
+        is_other = !other->is_doubted &&
+                   fleet_is_eligible(core, other, worker->info.role, worker->info.model) &&
+                   layout_digest_equal(other->info.layout, worker->info.layout) &&
+                   other->info.context >= worker->info.context && !fleet_is_silent(core, other);
+    }
+    return is_other;
+}
+
 static bool fleet_is_busy(const struct router_core *core, const struct worker *worker) {
     return worker->admitting >= worker->admit_window || fleet_is_silent(core, worker) ||
-           (worker->busy_until.ns != 0 && !instant_reached(core->node.now, worker->busy_until));
+           (worker->busy_until.ns != 0 && !instant_reached(core->node.now, worker->busy_until)) ||
+           fleet_is_doubted(core, worker);
 }
 
 /* Hashes of the leading blocks of a prompt; returns how many. */

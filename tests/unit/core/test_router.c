@@ -1199,6 +1199,69 @@ static void test_a_decode_worker_that_nobody_reaches_is_avoided_though_it_looks_
     bed_destroy(bed);
 }
 
+/* A worker's session ends, and the next one is up as soon as the router tries. */
+static void bed_flap(struct bed *bed, uint64_t incarnation, int64_t after_ms) {
+    const struct worker *worker = bed_worker_of(bed, incarnation);
+    bed_wait(bed, after_ms);
+    bed_stream_ends(bed, worker->stream.v);
+    for (uint32_t i = 0; i < 50 && worker->session == ROUTER_NONE; i++) {
+        bed_wait(bed, TICK_MS);
+    }
+    assert_int_not_equal(worker->session, ROUTER_NONE);
+    struct message message;
+    struct event hello =
+        bed_hello(&message, worker->stream.v, worker->info.role, incarnation, digest);
+    message.u.hello.session = worker->flaps + 2;
+    bed_step(bed, &hello);
+}
+
+/* The stream that a request which is tokenized now is admitted on; 0: it waits. */
+static uint64_t bed_admitted_on(struct bed *bed) {
+    apply_open(bed);
+    apply_tokenized(bed);
+    uint64_t stream = strcmp(bed->text, "admit") == 0 ? bed->out.items[0].stream.v : 0;
+    apply_gone(bed);
+    apply_answered(bed);
+    return stream;
+}
+
+static void test_a_worker_whose_sessions_die_young_is_doubted_for_longer_each_time(void **state) {
+    (void)state;
+    static const int64_t doubt_ms[] = {2500, 5000, 10000, 10000};
+    struct bed *bed = bed_create(true);
+    bed_worker(bed, ROLE_DECODE, 501, DECODE2);
+    struct worker *flapping = bed_worker_of(bed, 500);
+    const struct worker *steady = bed_worker_of(bed, 501);
+    bed_flap(bed, 500, 1000); /* once may be an accident */
+    bed_had_its_turn(bed, 501);
+    assert_int_equal(bed_admitted_on(bed), flapping->stream.v);
+    for (uint32_t i = 0; i < 4; i++) {
+        bed_flap(bed, 500, 1000);
+        int64_t ended = flapping->doubted_until.ns - doubt_ms[i] * 1000000;
+        assert_in_range(bed->now - ended, 0, 2200000000); /* while it connected again */
+        bed_had_its_turn(bed, 501);
+        assert_int_equal(bed_admitted_on(bed), steady->stream.v);
+        bed_wait(bed, (flapping->doubted_until.ns - bed->now) / 1000000 + 2 * TICK_MS);
+        bed_had_its_turn(bed, 501);
+        assert_int_equal(bed_admitted_on(bed), flapping->stream.v);
+    }
+    bed_flap(bed, 500, 7000); /* this one was good for longer than a lease */
+    bed_had_its_turn(bed, 501);
+    assert_int_equal(bed_admitted_on(bed), flapping->stream.v);
+    bed_destroy(bed);
+}
+
+static void test_a_doubted_worker_is_used_where_there_is_no_other(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    for (uint32_t i = 0; i < 3; i++) {
+        bed_flap(bed, 500, 1000);
+    }
+    assert_true(bed_worker_of(bed, 500)->is_doubted);
+    assert_int_equal(bed_admitted_on(bed), bed_worker_of(bed, 500)->stream.v);
+    bed_destroy(bed);
+}
+
 static void test_a_suspected_pair_is_tried_where_there_is_no_other(void **state) {
     (void)state;
     struct bed *bed = bed_in(PREFILLING);
@@ -1461,6 +1524,8 @@ int main(void) {
         cmocka_unit_test(test_a_request_waits_for_a_busy_worker_rather_than_try_a_suspected_pair),
         cmocka_unit_test(test_a_decode_worker_that_nobody_reaches_is_avoided_though_it_looks_idle),
         cmocka_unit_test(test_a_suspected_pair_is_tried_where_there_is_no_other),
+        cmocka_unit_test(test_a_worker_whose_sessions_die_young_is_doubted_for_longer_each_time),
+        cmocka_unit_test(test_a_doubted_worker_is_used_where_there_is_no_other),
         cmocka_unit_test(test_drain_refuses_new_requests_and_exits_after_the_last),
         cmocka_unit_test(test_a_canary_takes_the_legs_it_is_told_and_is_in_no_clients_numbers),
         cmocka_unit_test(test_a_canary_is_given_up_where_others_would_wait),
