@@ -21,6 +21,7 @@ enum effect_kind {
     /* router */
     EFFECT_TOKENIZE, /* ended by EVENT_TOKENIZED */
     EFFECT_DELIVER,  /* tokens for the client, in order */
+    EFFECT_CHOICE,   /* the end of one choice of a call that has others still */
     EFFECT_ANSWER,   /* the one terminal of the client's call; ended by EVENT_ANSWERED */
 
     /* workers */
@@ -69,8 +70,9 @@ struct effect {
             struct call_id call;
         } tokenize;
         struct {
-            uint64_t request;
+            uint64_t request; /* of the call: its choice 0 */
             struct call_id call;
+            uint32_t index; /* of the choice */
             const uint32_t *tokens;
             uint32_t token_count;
             /* of the one token, if the request wants logprobs; as in struct step_result */
@@ -81,8 +83,15 @@ struct effect {
             float top_logprobs[LOGPROBS_TOP_MAX];
         } deliver;
         struct {
+            uint64_t request; /* of the call: its choice 0 */
+            struct call_id call;
+            uint32_t index;
+            enum finish finish;
+        } choice;
+        struct {
             uint64_t request;
             struct call_id call;
+            uint32_t index; /* the choice whose end this is as well: the last of the call */
             enum outcome outcome;
             enum cause cause;
             enum status status; /* what the client is told, mapped once to a gRPC code */

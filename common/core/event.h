@@ -106,7 +106,8 @@ struct event {
             const char *detail; /* a sentence for the client */
             const uint32_t *tokens;
             uint32_t token_count;
-            uint32_t max_tokens; /* 0: as many as fit */
+            uint32_t max_tokens; /* of each choice; 0: as many as fit */
+            uint32_t choices;    /* answers to one prompt; 0 = 1 */
             const struct sampling *sampling;
             const uint32_t *eos; /* end-of-sequence ids of the model */
             uint32_t eos_count;
@@ -120,7 +121,8 @@ struct event {
             bool is_session;
         } client_abort;
         struct {
-            uint64_t request;
+            uint64_t request;           /* of the call */
+            uint32_t index;             /* of the choice */
             uint32_t completion_tokens; /* up to and including the token that completed the stop */
         } stop_found;
         struct {

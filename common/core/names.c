@@ -139,6 +139,7 @@ const char *effect_name(enum effect_kind kind) {
     case EFFECT_STREAM_CLOSE: return "stream_close";
     case EFFECT_TOKENIZE: return "tokenize";
     case EFFECT_DELIVER: return "deliver";
+    case EFFECT_CHOICE: return "choice";
     case EFFECT_ANSWER: return "answer";
     case EFFECT_STEP: return "step";
     case EFFECT_LINK_ARM: return "link_arm";

@@ -45,7 +45,7 @@ const char *timers_check(const struct core_timers *timers);
 #define OBSERVED_STEP_MS  200 /* an advance of the clock counts at most this much per turn */
 #define TERMINALS_KEPT    4096u
 #define HISTOGRAM_BUCKETS 12u
-#define STATES_MAX        8u
+#define STATES_MAX        10u
 
 enum session_phase {
     SESSION_FREE = 0,

@@ -11,11 +11,14 @@
 #define PARKED_LINKS(core)  &(core)->requests[0].parked_link, (uint32_t)sizeof(struct request)
 #define LANE_LINKS(core)    &(core)->lanes[0].link, (uint32_t)sizeof(struct router_lane)
 
-/* One request's turn appends at most: two Aborts, Admit or Prefill, Answer. */
-#define EFFECTS_PER_REQUEST 6u
-#define RETRY_TENTHS_FIRST  200u /* twenty retries in hand at start */
-#define RETRY_TENTHS_MAX    1000u
-#define WEIGHT_ANSWER_MAX   512u /* tokens of an answer in the load of its decode worker */
+/* One request's turn appends at most: two Aborts for each choice of its call and its end, Admit or
+ * Prefill. */
+#define EFFECTS_PER_REQUEST (3u * ROUTER_CHOICES_MAX + 4u)
+/* A loop over requests goes on while so much is left for it and for the rest of the turn. */
+#define EFFECTS_LEFT       (4u * EFFECTS_PER_REQUEST)
+#define RETRY_TENTHS_FIRST 200u /* twenty retries in hand at start */
+#define RETRY_TENTHS_MAX   1000u
+#define WEIGHT_ANSWER_MAX  512u /* tokens of an answer in the load of its decode worker */
 
 const char *request_state_name(uint32_t state) {
     switch ((enum request_state)state) {
@@ -27,6 +30,8 @@ const char *request_state_name(uint32_t state) {
     case REQUEST_ASKING: return "asking";
     case REQUEST_STREAMING: return "streaming";
     case REQUEST_ANSWERING: return "answering";
+    case REQUEST_WAITING: return "waiting";
+    case REQUEST_GATHERING: return "gathering";
     }
     return "unknown";
 }
@@ -129,6 +134,21 @@ static bool request_has_prefill(const struct request *request, const struct sess
     return request->prefill != ROUTER_NONE && request->prefill_stream.v == session->stream.v;
 }
 
+/* Choice 0 of the same call: the request itself, where there is only one. */
+static struct request *request_leader(struct router_core *core, const struct request *request) {
+    return &core->requests[request->leader];
+}
+
+/* Choice `choice` of the call; NULL if it has ended. */
+static struct request *call_choice(struct router_core *core, struct request *leader,
+                                   uint32_t choice) {
+    if (choice == 0) {
+        return leader->state == REQUEST_GATHERING ? NULL : leader;
+    }
+    uint32_t at = choice < leader->choices ? leader->others[choice] : ROUTER_NONE;
+    return at == ROUTER_NONE ? NULL : &core->requests[at];
+}
+
 static bool request_is_canary(const struct request *request) {
     return request->canary != CANARY_NONE;
 }
@@ -150,7 +170,8 @@ static void request_settle(struct router_core *core, struct request *request) {
           !request->parked_link.is_linked);
     core->words_held -= request->words != WORDS_NONE ? 1 : 0;
     words_free(&core->words, request->words);
-    CHECK(map_remove(&core->by_call, request->call.v, request_index(core, request)));
+    bool is_call = request->choice == 0;
+    CHECK(!is_call || map_remove(&core->by_call, request->call.v, request_index(core, request)));
     struct terminal terminal = {.id = request->id,
                                 .attempt = request->attempt.v,
                                 .at = core->node.now,
@@ -283,56 +304,156 @@ struct router_ending {
     const char *detail;
 };
 
-static void request_answer(struct router_core *core, struct request *request,
+static uint32_t request_emitted(const struct request *request) {
+    return request->token_count - request->prompt_count;
+}
+
+/* The outcome of one choice: its legs are let go, and it waits for nothing any more. */
+static void request_decide(struct router_core *core, struct request *request,
                            const struct router_ending *ending, struct effects *out) {
-    if (request->state == REQUEST_ANSWERING) {
-        return;
-    }
-    bool is_client_gone = ending->cause == CAUSE_CLIENT_GONE;
+    legs_drop(core, request, ending->cause, out);
+    request_unpark(core, request);
     request->outcome = ending->outcome;
     request->cause = ending->cause;
     request->decided_in = (uint8_t)request->state;
     request->decided = core->node.now;
-    core->stats.answers_ok += ending->outcome == OUTCOME_OK && !request_is_canary(request) ? 1 : 0;
-    legs_drop(core, request, ending->cause, out);
-    request_unpark(core, request);
-    if (ending->detail != request->detail) {
-        text_copy(request->detail, ROUTER_DETAIL_MAX, ending->detail);
+}
+
+/* A choice but the first has ended: nothing is left of it. */
+static void choice_leave(struct router_core *core, struct request *leader, struct request *request,
+                         const struct router_ending *ending, uint32_t tokens, struct effects *out) {
+    leader->others[request->choice] = ROUTER_NONE;
+    leader->undone--;
+    leader->ended_tokens += tokens;
+    leader->ended_bytes += request->kv_bytes;
+    if (request->attempt_number > leader->ended_attempts) {
+        leader->ended_attempts = request->attempt_number;
     }
+    request_decide(core, request, ending, out);
+    request_move(core, request, REQUEST_ANSWERING, INSTANT_NEVER);
+    request_settle(core, request);
+}
+
+static void choice_tell(const struct request *leader, uint32_t choice, enum finish finish,
+                        struct effects *out) {
+    struct effect *effect = effects_add(out, EFFECT_CHOICE);
+    effect->u.choice.request = leader->id;
+    effect->u.choice.call = leader->call;
+    effect->u.choice.index = choice;
+    effect->u.choice.finish = finish;
+}
+
+/* The choices that waited for choice 0 are placed like any other, where its prompt is now. */
+static void choices_place(struct router_core *core, struct request *leader) {
+    uint64_t prefer =
+        leader->decode != ROUTER_NONE ? core->workers[leader->decode].info.incarnation.v : 0;
+    /* They came with it, before all that wait now: to the front, the first choice first. */
+    for (uint32_t choice = leader->choices; choice-- > 1;) {
+        struct request *request = call_choice(core, leader, choice);
+        if (request != NULL && request->state == REQUEST_WAITING) {
+            request->prefer = prefer;
+            request_move(core, request, REQUEST_PLACING,
+                         instant_add(core->node.now, core->node.config.timers.place));
+            request_park(core, request, true);
+        }
+    }
+}
+
+/* One choice is complete while others are not. */
+static void choice_end(struct router_core *core, struct request *request,
+                       const struct router_ending *ending, struct effects *out) {
+    struct request *leader = request_leader(core, request);
+    choice_tell(leader, request->choice, ending->finish, out);
+    if (request != leader) {
+        choice_leave(core, leader, request, ending, ending->completion_tokens, out);
+        return;
+    }
+    legs_drop(core, request, ending->cause, out);
+    leader->undone--;
+    leader->ended_tokens += ending->completion_tokens;
+    request_move(core, leader, REQUEST_GATHERING, INSTANT_NEVER);
+    choices_place(core, leader);
+}
+
+/* Ends what is left of a call but choice 0's own request: each choice is told but the last, whose
+ * end the answer is. Returns which that was. */
+static uint32_t choices_end(struct router_core *core, struct request *leader,
+                            const struct router_ending *ending, struct effects *out) {
+    uint32_t last = 0;
+    for (uint32_t choice = 1; choice < leader->choices; choice++) {
+        last = call_choice(core, leader, choice) != NULL ? choice : last;
+    }
+    bool is_told = ending->cause != CAUSE_CLIENT_GONE;
+    for (uint32_t choice = 0; choice <= last; choice++) {
+        struct request *request = call_choice(core, leader, choice);
+        if (request == NULL) {
+            continue;
+        }
+        if (choice < last && is_told) {
+            choice_tell(leader, choice, ending->finish, out);
+        }
+        bool is_ok = ending->outcome == OUTCOME_OK;
+        uint32_t tokens = is_ok ? ending->completion_tokens : request_emitted(request);
+        if (request == leader) {
+            leader->ended_tokens += tokens;
+            leader->undone--;
+        } else {
+            choice_leave(core, leader, request, ending, tokens, out);
+        }
+    }
+    CHECK_OP(leader->undone, ==, 0);
+    return last;
+}
+
+static void request_answer(struct router_core *core, struct request *request,
+                           const struct router_ending *ending, struct effects *out) {
+    struct request *leader = request_leader(core, request);
+    if (request->state == REQUEST_ANSWERING) {
+        return;
+    }
+    if (ending->outcome == OUTCOME_OK && leader->undone > 1) {
+        choice_end(core, request, ending, out);
+        return;
+    }
+    if (ending->detail != leader->detail) {
+        text_copy(leader->detail, ROUTER_DETAIL_MAX, ending->detail);
+    }
+    uint32_t last = choices_end(core, leader, ending, out);
+    core->stats.answers_ok += ending->outcome == OUTCOME_OK && !request_is_canary(leader) ? 1 : 0;
+    request_decide(core, leader, ending, out);
     struct effect *effect = effects_add(out, EFFECT_ANSWER);
-    effect->u.answer.request = request->id;
-    effect->u.answer.call = request->call;
+    effect->u.answer.request = leader->id;
+    effect->u.answer.call = leader->call;
+    effect->u.answer.index = last;
     effect->u.answer.outcome = ending->outcome;
     effect->u.answer.cause = ending->cause;
     effect->u.answer.status = ending->status;
     effect->u.answer.finish = ending->finish;
-    effect->u.answer.usage.prompt_tokens = request->prompt_count;
-    effect->u.answer.usage.cached_tokens = request->cached_first;
-    effect->u.answer.usage.completion_tokens = ending->completion_tokens;
-    effect->u.answer.seed = request->sampling.seed;
+    effect->u.answer.usage.prompt_tokens = leader->prompt_count;
+    effect->u.answer.usage.cached_tokens = leader->cached_first;
+    effect->u.answer.usage.completion_tokens = leader->ended_tokens;
+    effect->u.answer.seed = leader->sampling.seed;
     effect->u.answer.retry_after_ms = ending->retry_after_ms;
-    effect->u.answer.detail = request->detail;
-    effect->u.answer.is_client_gone = is_client_gone;
-    effect->u.answer.decode_label = request->decode_label;
-    effect->u.answer.prefill_label = request->prefill_label;
-    effect->u.answer.kv_bytes = request->kv_bytes;
-    effect->u.answer.kv_exposed_us = request->kv_exposed_us;
-    effect->u.answer.attempts = request->attempt_number;
-    if (request->first_placed.ns != 0) {
-        effect->u.answer.queued = instant_since(request->first_placed, request->since);
+    effect->u.answer.detail = leader->detail;
+    effect->u.answer.is_client_gone = ending->cause == CAUSE_CLIENT_GONE;
+    effect->u.answer.decode_label = leader->decode_label;
+    effect->u.answer.prefill_label = leader->prefill_label;
+    effect->u.answer.kv_bytes = leader->kv_bytes + leader->ended_bytes;
+    effect->u.answer.kv_exposed_us = leader->kv_exposed_us;
+    effect->u.answer.attempts = leader->attempt_number > leader->ended_attempts
+                                    ? leader->attempt_number
+                                    : leader->ended_attempts;
+    if (leader->first_placed.ns != 0) {
+        effect->u.answer.queued = instant_since(leader->first_placed, leader->since);
     }
-    if (request->first_token.ns != 0) {
-        effect->u.answer.ttft = instant_since(request->first_token, request->since);
+    if (leader->first_token.ns != 0) {
+        effect->u.answer.ttft = instant_since(leader->first_token, leader->since);
     }
-    effect->u.answer.total = instant_since(core->node.now, request->since);
-    request->is_answering = true;
-    request_move(core, request, REQUEST_ANSWERING,
+    effect->u.answer.total = instant_since(core->node.now, leader->since);
+    leader->is_answering = true;
+    request_move(core, leader, REQUEST_ANSWERING,
                  instant_add(core->node.now, core->node.config.timers.leave));
-    request->deadline = request->state_deadline;
-}
-
-static uint32_t request_emitted(const struct request *request) {
-    return request->token_count - request->prompt_count;
+    leader->deadline = leader->state_deadline;
 }
 
 static void request_fail(struct router_core *core, struct request *request, enum cause cause,
@@ -419,6 +540,7 @@ static void request_replace(struct router_core *core, struct request *request,
     request->attempt_number++;
     request->attempt = request_attempt(request);
     request->is_prefill_queued = false;
+    request->prefer = 0;
     if (request_is_canary(request) && core->parked.count > 0) {
         request_give_up(core, request, out);
         return;
@@ -478,7 +600,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
     request_unpark(core, request);
     if (request->first_placed.ns == 0) {
         request->first_placed = core->node.now;
-        if (!request_is_canary(request)) {
+        if (!request_is_canary(request) && request->choice == 0) {
             histogram_add(&core->stats.queue, instant_since(core->node.now, request->since));
         }
     }
@@ -524,6 +646,14 @@ static bool request_place(struct router_core *core, struct request *request, str
         }
         return false;
     }
+    const struct worker *worker = &core->workers[decode];
+    if (request->prefer != 0 && request->prefer == worker->info.incarnation.v) {
+        /* It has every whole page of the prompt; the rest is not worth another worker's turn. */
+        uint32_t above = core->config.disaggregate_above;
+        uint32_t page = worker->info.page_tokens;
+        request_admit(core, request, decode, above > page ? above : page, out);
+        return true;
+    }
     uint32_t prefill = ROUTER_NONE;
     uint32_t local_max = request->canary == CANARY_ONE_LEG    ? UINT32_MAX
                          : request->canary == CANARY_TWO_LEGS ? 0
@@ -546,7 +676,7 @@ static bool router_place_lane(struct router_core *core, const struct router_lane
                               struct effects *out) {
     while (lane->requests.head != LIST_NONE) {
         struct request *request = &core->requests[lane->requests.head];
-        if (effects_room(out) < 8 * EFFECTS_PER_REQUEST) {
+        if (effects_room(out) < EFFECTS_LEFT) {
             return false;
         }
         if (request_place(core, request, out)) {
@@ -699,9 +829,9 @@ static void request_count_token(struct router_core *core, const struct request *
         return;
     }
     core->stats.tokens++;
-    if (request->first_token.ns == 0) {
+    if (request->first_token.ns == 0 && request->choice == 0) {
         histogram_add(&core->stats.ttft, instant_since(core->node.now, request->since));
-    } else {
+    } else if (request->first_token.ns != 0) {
         histogram_add(&core->stats.itl, instant_since(core->node.now, request->last_token));
     }
 }
@@ -740,6 +870,9 @@ static void request_token(struct router_core *core, struct request *request,
     request_count_token(core, request);
     if (request->first_token.ns == 0) {
         request->first_token = core->node.now;
+        if (request->choice == 0) {
+            choices_place(core, request);
+        }
     }
     if (request->failures > 0 && request->token_count == request->attempt_tokens &&
         request_emitted(request) > 0) {
@@ -754,8 +887,9 @@ static void request_token(struct router_core *core, struct request *request,
     tokens[request->token_count++] = token->token;
     node_progressed(&core->node);
     struct effect *effect = effects_add(out, EFFECT_DELIVER);
-    effect->u.deliver.request = request->id;
+    effect->u.deliver.request = request_leader(core, request)->id;
     effect->u.deliver.call = request->call;
+    effect->u.deliver.index = request->choice;
     effect->u.deliver.tokens = &tokens[request->token_count - 1];
     effect->u.deliver.token_count = 1;
     if (wanted > 0) {
@@ -934,8 +1068,7 @@ static void router_audited(struct router_core *core, struct session *session,
 
 static void router_unknown(struct router_core *core, struct session *session,
                            const struct message *unknown, struct effects *out) {
-    for (uint32_t i = 0; i < unknown->u.audit.count && effects_room(out) > 8 * EFFECTS_PER_REQUEST;
-         i++) {
+    for (uint32_t i = 0; i < unknown->u.audit.count && effects_room(out) > EFFECTS_LEFT; i++) {
         struct request *request = router_held(core, session, unknown->u.audit.ids[i]);
         if (request == NULL) {
             continue;
@@ -1060,6 +1193,9 @@ static void router_client_open(struct router_core *core, const struct event *eve
                                 .decode = ROUTER_NONE,
                                 .prefill = ROUTER_NONE,
                                 .words = WORDS_NONE,
+                                .leader = pool_index(id),
+                                .choices = 1,
+                                .undone = 1,
                                 .since = core->node.now,
                                 .state_since = core->node.now};
     request->attempt = request_attempt(request);
@@ -1099,6 +1235,12 @@ static const char *request_invalid(struct router_core *core, struct request *req
     if (event->u.tokenized.token_count == 0) {
         return "the prompt is empty: give at least one token";
     }
+    if (event->u.tokenized.choices > ROUTER_CHOICES_MAX) {
+        writer_printf(&writer, "n is %u: at most %u answers to one prompt can be asked for",
+                      event->u.tokenized.choices, ROUTER_CHOICES_MAX);
+        request->detail[writer.len] = '\0';
+        return request->detail;
+    }
     for (uint32_t i = 0; i < event->u.tokenized.token_count; i++) {
         if (event->u.tokenized.tokens[i] >= model.vocab && model.is_known) {
             writer_printf(&writer,
@@ -1132,6 +1274,18 @@ static const char *request_invalid(struct router_core *core, struct request *req
         request->detail[writer.len] = '\0';
         return request->detail;
     }
+    uint32_t choices = event->u.tokenized.choices;
+    uint64_t together =
+        event->u.tokenized.token_count + (uint64_t)choices * event->u.tokenized.max_tokens;
+    if (choices > 1 && model.kv_tokens > 0 && together > model.kv_tokens) {
+        writer_printf(&writer,
+                      "prompt (%u tokens) and n (%u) x max_tokens (%u) are %llu tokens: more than "
+                      "the %u that the largest decode worker holds; ask for fewer or shorter ones",
+                      event->u.tokenized.token_count, choices, event->u.tokenized.max_tokens,
+                      (unsigned long long)together, model.kv_tokens);
+        request->detail[writer.len] = '\0';
+        return request->detail;
+    }
     return NULL;
 }
 
@@ -1141,6 +1295,75 @@ static uint64_t request_words(const struct event *event, uint32_t max_tokens) {
     uint32_t logprobs = event->u.tokenized.sampling->logprobs;
     uint64_t beside = logprobs == 0 ? 0 : 2 * (uint64_t)logprobs;
     return event->u.tokenized.token_count + max_tokens * (1 + beside);
+}
+
+/* What choice 0 of a call is told by the tokenizer. */
+static void request_take(struct router_core *core, struct request *request,
+                         const struct event *event, uint32_t max_tokens) {
+    uint32_t count = event->u.tokenized.token_count;
+    core->words_held++;
+    memcpy(request_tokens(core, request), event->u.tokenized.tokens, count * sizeof(uint32_t));
+    request->prompt_count = count;
+    request->token_count = count;
+    request->max_tokens = max_tokens;
+    request->sampling = *event->u.tokenized.sampling;
+    request->eos_count =
+        event->u.tokenized.eos_count < EOS_MAX ? event->u.tokenized.eos_count : EOS_MAX;
+    memcpy(request->eos, event->u.tokenized.eos, request->eos_count * sizeof(uint32_t));
+}
+
+/* Another choice of the call: all of choice 0 but its place in the tables and its seed. */
+static void choice_create(struct router_core *core, struct request *leader, uint32_t choice,
+                          uint32_t words) {
+    uint64_t id = 0;
+    CHECK(pool_take(&core->ids, &id) == STATUS_OK);
+    struct request *request = &core->requests[pool_index(id)];
+    *request = *leader;
+    request->id = id;
+    request->state = REQUEST_WAITING;
+    request->state_since = core->node.now;
+    request->state_deadline = INSTANT_NEVER; /* that of the call bounds it */
+    request->attempt = request_attempt(request);
+    request->choice = choice;
+    request->words = words;
+    request->sampling.seed = sampling_choice_seed(leader->sampling.seed, choice);
+    core->words_held++;
+    memcpy(request_tokens(core, request), request_tokens(core, leader),
+           leader->token_count * sizeof(uint32_t));
+    memset(&core->label_hashes[2 * (uint64_t)pool_index(id)], 0, 2 * sizeof(uint64_t));
+    ledger_create(&core->node, REQUEST_WAITING);
+    leader->others[choice] = pool_index(id);
+    leader->undone++;
+}
+
+/* Makes the call's choices, or none of them: then a sentence why. */
+static const char *router_choices_take(struct router_core *core, const struct event *event,
+                                       struct request *request, uint32_t max_tokens) {
+    uint32_t choices = event->u.tokenized.choices > 1 ? event->u.tokenized.choices : 1;
+    uint32_t words[ROUTER_CHOICES_MAX];
+    uint64_t each = request_words(event, max_tokens);
+    uint32_t taken = 0;
+    if (core->config.requests_max - core->ids.live < choices - 1) {
+        return "the router holds as many requests as it may (--max-requests), and each of the n "
+               "answers is one: try again later, or ask for fewer";
+    }
+    while (taken < choices && each <= UINT32_MAX &&
+           words_take(&core->words, (uint32_t)each, &words[taken]) == STATUS_OK) {
+        taken++;
+    }
+    if (taken < choices) {
+        while (taken > 0) {
+            words_free(&core->words, words[--taken]);
+        }
+        return "the router's token store is full: try again later";
+    }
+    request->words = words[0];
+    request_take(core, request, event, max_tokens);
+    for (uint32_t choice = 1; choice < choices; choice++) {
+        choice_create(core, request, choice, words[choice]);
+    }
+    request->choices = choices;
+    return NULL;
 }
 
 static void router_tokenized(struct router_core *core, const struct event *event,
@@ -1180,23 +1403,11 @@ static void router_tokenized(struct router_core *core, const struct event *event
         }
         max_tokens = model_limit(&model) - count;
     }
-    uint64_t words = request_words(event, max_tokens);
-    if (words > UINT32_MAX ||
-        words_take(&core->words, (uint32_t)words, &request->words) != STATUS_OK) {
-        request->words = WORDS_NONE;
-        request_fail(core, request, CAUSE_BUSY, STATUS_BUSY,
-                     "the router's token store is full: try again later", 1000, out);
+    const char *full = router_choices_take(core, event, request, max_tokens);
+    if (full != NULL) {
+        request_fail(core, request, CAUSE_BUSY, STATUS_BUSY, full, 1000, out);
         return;
     }
-    core->words_held++;
-    memcpy(request_tokens(core, request), event->u.tokenized.tokens, count * sizeof(uint32_t));
-    request->prompt_count = count;
-    request->token_count = count;
-    request->max_tokens = max_tokens;
-    request->sampling = *event->u.tokenized.sampling;
-    request->eos_count =
-        event->u.tokenized.eos_count < EOS_MAX ? event->u.tokenized.eos_count : EOS_MAX;
-    memcpy(request->eos, event->u.tokenized.eos, request->eos_count * sizeof(uint32_t));
     core->stats.prompt_tokens += request_is_canary(request) ? 0 : count;
     if (request_is_canary(request) && core->parked.count > 0) {
         request_give_up(core, request, out);
@@ -1233,7 +1444,7 @@ static void router_client_abort(struct router_core *core, const struct event *ev
             continue;
         }
         core->stats.aborted_last++;
-        if (effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
+        if (effects_room(out) > EFFECTS_LEFT) {
             request_gone(core, request, CAUSE_CLIENT_ABORT, out);
         } else {
             request->is_abort_wished = true; /* more than one turn holds: the reaper ends it */
@@ -1243,7 +1454,9 @@ static void router_client_abort(struct router_core *core, const struct event *ev
 
 static void router_stop_found(struct router_core *core, const struct event *event,
                               struct effects *out) {
-    struct request *request = request_by_id(core, event->u.stop_found.request);
+    struct request *leader = request_by_id(core, event->u.stop_found.request);
+    struct request *request =
+        leader != NULL ? call_choice(core, leader, event->u.stop_found.index) : NULL;
     if (request == NULL || request->state == REQUEST_ANSWERING) {
         core->node.stats.stale_events++;
         return;
@@ -1270,7 +1483,7 @@ static void router_sweep_sessions(struct router_core *core, struct effects *out)
         if (session->phase != SESSION_ENDED) {
             continue;
         }
-        while (session->entries.head != LIST_NONE && effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
+        while (session->entries.head != LIST_NONE && effects_room(out) > EFFECTS_LEFT) {
             struct request *request = &core->requests[session->entries.head];
             if (session->role == ROLE_DECODE) {
                 request_decode_lost(core, request, session->cause, out);
@@ -1287,7 +1500,7 @@ static void router_sweep_sessions(struct router_core *core, struct effects *out)
 
 static void request_reap(struct router_core *core, struct request *request, struct effects *out) {
     struct node *node = &core->node;
-    if (request->state == REQUEST_ANSWERING) {
+    if (request->state == REQUEST_ANSWERING || request->state == REQUEST_NONE) {
         return;
     }
     if (request_is_canary(request) && node->is_draining) {
@@ -1331,12 +1544,15 @@ static void router_tick(struct router_core *core, struct effects *out) {
     node->stats.overrun_ns = 0;
     for (uint32_t i = pool_next(&core->ids, 0); i != UINT32_MAX; i = pool_next(&core->ids, i + 1)) {
         struct request *request = &core->requests[i];
-        if (effects_room(out) > 8 * EFFECTS_PER_REQUEST) {
+        if (effects_room(out) > EFFECTS_LEFT) {
             if (node_is_grace_over(node)) {
                 request_fail(core, request, CAUSE_SHUTDOWN, STATUS_UNAVAILABLE,
                              "this router is shutting down: use another one", 1000, out);
             }
             request_reap(core, request, out);
+        }
+        if (request->state == REQUEST_NONE) {
+            continue; /* a choice that ended with its call */
         }
         int64_t over = node->now.ns - request->deadline.ns;
         if (over > node->stats.overrun_ns) {
@@ -1360,7 +1576,7 @@ static void router_wake_tokenizing(struct router_core *core, struct effects *out
         if (request->state != REQUEST_TOKENIZING || request->is_tokenizing) {
             continue;
         }
-        if (effects_room(out) < 8 * EFFECTS_PER_REQUEST) {
+        if (effects_room(out) < EFFECTS_LEFT) {
             core->is_waking_due = true; /* the rest in the next turn */
             return;
         }
@@ -1515,6 +1731,8 @@ static const char *request_waits_for(const struct request *request) {
     case REQUEST_STREAMING: return "the decode worker's tokens";
     case REQUEST_ANSWERING:
         return request->is_tokenizing ? "the tokenizer to end" : "the client to take its answer";
+    case REQUEST_WAITING: return "the first token of its call's choice 0";
+    case REQUEST_GATHERING: return "the other choices of its call";
     }
     return "";
 }
@@ -1534,7 +1752,9 @@ static const char *request_next_deadline(const struct request *request) {
     case REQUEST_TOKENIZING:
     case REQUEST_PREFILLING:
     case REQUEST_STREAMING:
-    case REQUEST_ANSWERING: break;
+    case REQUEST_ANSWERING:
+    case REQUEST_WAITING:
+    case REQUEST_GATHERING: break;
     }
     return "the bound of this state";
 }
@@ -1573,6 +1793,27 @@ bool router_view(const struct router_core *core, uint32_t *cursor, struct entry_
     return false;
 }
 
+/* A call and its choices know each other, and who of them has not ended. */
+static void request_verify_call(const struct router_core *core, const struct request *request) {
+    CHECK_OP(request->leader, <, core->config.requests_max);
+    const struct request *leader = &core->requests[request->leader];
+    CHECK(leader->choice == 0 && leader->call.v == request->call.v);
+    if (request != leader) {
+        CHECK(leader->state != REQUEST_NONE && leader->state != REQUEST_ANSWERING);
+        CHECK(request->choice > 0 && request->choice < leader->choices);
+        CHECK_OP(leader->others[request->choice], ==, request_index(core, request));
+        CHECK(request->state != REQUEST_WAITING || leader->first_token.ns == 0);
+        return;
+    }
+    bool is_open = request->state != REQUEST_GATHERING && request->state != REQUEST_ANSWERING;
+    uint32_t undone = is_open ? 1 : 0;
+    for (uint32_t choice = 1; choice < request->choices; choice++) {
+        undone += request->others[choice] != ROUTER_NONE ? 1 : 0;
+    }
+    CHECK_OP(request->undone, ==, undone);
+    CHECK(request->state != REQUEST_GATHERING || undone > 0);
+}
+
 void router_verify(const struct router_core *core) {
     uint32_t live = 0;
     uint32_t parked = 0;
@@ -1586,8 +1827,10 @@ void router_verify(const struct router_core *core) {
         }
         bool is_answering = request->state == REQUEST_ANSWERING;
         bool is_placing = request->state == REQUEST_PLACING;
-        bool is_early = is_placing || request->state == REQUEST_TOKENIZING;
+        bool is_early = is_placing || request->state == REQUEST_TOKENIZING ||
+                        request->state == REQUEST_WAITING || request->state == REQUEST_GATHERING;
         live++;
+        request_verify_call(core, request);
         admitting += request->is_admit_open ? 1 : 0;
         CHECK(request->is_admit_open == (request->state == REQUEST_ADMITTING));
         parked += request->parked_link.is_linked ? 1 : 0;

@@ -4,6 +4,10 @@
  *   TOKENIZING -> PLACING -> ADMITTING -> PREFILLING -> STREAMING -> ANSWERING -> gone      (ASKING
  * beside)
  *
+ * A call that wants n answers is n requests: choice 0 is the call's, the others wait (WAITING)
+ * until it has its first token and then go where its prompt is cached; when it ends first, it waits
+ * for them (GATHERING). One failure ends them all; the call has one terminal, that of choice 0.
+ *
  * One attempt at a time: bound to one decode session and slot, D first, P after D has reserved
  * (I9). Only output of the current attempt on its own session is ever accepted (I15). A lost leg
  * becomes another attempt, on a resume with the emitted tokens as prompt, within a retry budget.
@@ -28,6 +32,8 @@ enum request_state {
     REQUEST_ASKING,
     REQUEST_STREAMING,
     REQUEST_ANSWERING,
+    REQUEST_WAITING,   /* choice 1 and up: for choice 0's first token */
+    REQUEST_GATHERING, /* choice 0 has ended; others have not */
 };
 
 #define ROUTER_AFFINITY_SLOTS  8192u
@@ -38,6 +44,7 @@ enum request_state {
 #define ROUTER_NONE            UINT32_MAX
 #define ROUTER_ADMIT_WINDOW    64u
 #define ROUTER_RETRIES         2u /* more attempts after failures, per request */
+#define ROUTER_CHOICES_MAX     16u
 
 struct router_config {
     struct node_config node;
@@ -84,6 +91,17 @@ struct request {
     struct link decode_link;
     struct link prefill_link;
     struct link parked_link;
+    /* of a call with several choices; each is a request of its own */
+    uint32_t choice;
+    uint32_t leader; /* index of choice 0; its own, if it is that */
+    uint64_t prefer; /* decode worker that has the prompt: incarnation, 0 = none */
+    /* choice 0's, for the call */
+    uint32_t choices;                    /* asked for */
+    uint32_t undone;                     /* not ended yet */
+    uint32_t others[ROUTER_CHOICES_MAX]; /* indices of choices 1 and up; ROUTER_NONE = ended */
+    uint32_t ended_tokens;               /* of choices that have ended */
+    uint64_t ended_bytes;                /* kv_bytes of others that have ended */
+    uint32_t ended_attempts;             /* the most that one of them took */
     uint32_t lane; /* of those that wait for the same model; valid while parked_link is linked */
     struct slot_id slot;
     uint64_t key;

@@ -373,6 +373,9 @@ enum fleet_answer fleet_choose_decode(struct router_core *core, const struct req
         uint64_t load = fleet_load(worker);
         uint64_t blocks = fleet_affinity(core, worker, hashes, count);
         uint64_t bonus = blocks > 0 && load <= least_load + 250 ? 250 + blocks : 0;
+        if (request->prefer != 0 && request->prefer == worker->info.incarnation.v) {
+            bonus = 1000; /* another choice of its call has the whole prompt there */
+        }
         uint64_t score = ((load + 1000 - bonus) << 16) + worker->attempts;
         if (!fleet_has_numerics(worker, request)) {
             score += UINT64_MAX / 2; /* the same tokens only where the same arithmetic is done */

@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/prng.h"
+
 #define SAMPLING_STOP_TOKENS_MAX 16u
 #define SAMPLING_BIAS_MAX        64u
 #define LOGPROBS_TOP_MAX         20u
@@ -32,6 +34,12 @@ struct sampling {
     bool ignore_eos;
     uint32_t logprobs; /* 0 = none wanted; else 1 + the alternatives of each token */
 };
+
+/* The seed of choice `index` of a request with this seed: choice 0 is the request alone. Public
+ * (inference.proto, GenerateRequest.n): never to be changed. */
+static inline uint64_t sampling_choice_seed(uint64_t seed, uint32_t index) {
+    return index == 0 ? seed : mix64(seed + index * 0x9e3779b97f4a7c15ull);
+}
 
 static inline bool sampling_needs_history(const struct sampling *sampling) {
     return sampling->frequency_penalty != 0.0f || sampling->presence_penalty != 0.0f ||

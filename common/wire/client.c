@@ -95,6 +95,7 @@ enum status public_generate_request_encode(const struct public_generate_request 
     message.session_id = wire_borrow(request->session_label);
     message.max_tokens = request->has_max_tokens ? request->max_tokens : 0;
     message.sampling = &sampling;
+    message.n = request->choices;
     if (request->is_tokens) {
         ids.n_ids = request->token_count;
         ids.ids = wire_borrow(request->tokens);
@@ -193,6 +194,7 @@ enum status public_generate_reply_decode(struct bytes bytes, struct wire_arena *
         .token_count = (uint32_t)from->n_token_ids,
         .tokens = from->token_ids,
         .text = {(const uint8_t *)from->text, wire_scan_length(bytes, FIELD_REPLY_TEXT)},
+        .index = from->index,
         .request = from->request_id,
     };
     if (!finish_take(from->finish_reason, &reply.finish) ||

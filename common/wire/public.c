@@ -209,8 +209,8 @@ enum status public_generate_request_decode(struct bytes bytes, struct wire_arena
         return status;
     }
     const Baton__V1__GenerateRequest *from = unpacked;
-    struct public_generate_request request = {.has_max_tokens = from->max_tokens > 0,
-                                              .max_tokens = from->max_tokens};
+    struct public_generate_request request = {
+        .has_max_tokens = from->max_tokens > 0, .max_tokens = from->max_tokens, .choices = from->n};
     status =
         model_take(from->model, wire_scan_length(bytes, FIELD_REQUEST_MODEL), request.model, error);
     if (status == STATUS_OK) {
@@ -336,6 +336,7 @@ enum status public_generate_reply_encode(const struct public_generate_reply *rep
     message.n_token_ids = reply->token_count;
     message.token_ids = wire_borrow(reply->tokens);
     message.finish_reason = wire_borrow(finish_name(reply->finish));
+    message.index = reply->index;
     message.request_id = wire_borrow(reply->request != NULL ? reply->request : "");
     if (reply->has_usage) {
         usage.prompt_tokens = reply->usage.prompt_tokens;

@@ -82,6 +82,7 @@ struct public_generate_request {
     const uint32_t *tokens;
     bool has_max_tokens;
     uint32_t max_tokens; /* 0 when unset */
+    uint32_t choices;    /* n; 0 = 1 */
     struct public_sampling sampling;
 };
 
@@ -112,6 +113,7 @@ struct public_generate_reply {
     struct public_logprobs logprobs;
     struct bytes text;  /* new since the last reply, UTF-8 */
     enum finish finish; /* FINISH_NONE except in the last reply */
+    uint32_t index;     /* of the choice */
     bool has_usage;
     struct usage usage;
     uint64_t seed;       /* the one used; sent with usage */

@@ -49,6 +49,7 @@ static void effect(void *ctx, const struct effect *effect) {
     case EFFECT_STREAM_CLOSE:
     case EFFECT_TOKENIZE:
     case EFFECT_DELIVER:
+    case EFFECT_CHOICE:
     case EFFECT_ANSWER:
     case EFFECT_LINK_CONNECT:
     case EFFECT_LINK_SEND:

@@ -228,6 +228,7 @@ static void carry_out(struct shell *shell, const struct effect *effect) {
     case EFFECT_EXIT: atomic_store(&shell->is_drained, true); break;
     case EFFECT_TOKENIZE:
     case EFFECT_DELIVER:
+    case EFFECT_CHOICE:
     case EFFECT_ANSWER:
     case EFFECT_STEP:
     case EFFECT_LINK_ARM:

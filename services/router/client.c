@@ -22,13 +22,15 @@
 
 #define CLIENT_TEXT_MAX   (64u * 1024u * 1024u)
 #define CLIENT_DETAIL_MAX 512u
-#define REPLY_LOGPROBS    2048u /* tokens of one reply, where each has logprobs */
+#define REPLY_LOGPROBS    2048u          /* tokens of one reply, where each has logprobs */
+#define ROUND_BYTES       (512u * 1024u) /* about so much is put into an empty queue at once */
 #define TOKENS_SLACK      64u
 #define ENCODE_ABOVE      65536u /* ids above the context that are still counted for the sentence */
 
 enum client_kind { CLIENT_GENERATE, CLIENT_TOKENIZE };
 
 struct client_answer {
+    uint32_t index; /* of the choice whose last reply is the call's */
     enum outcome outcome;
     enum status status;
     enum finish finish;
@@ -38,6 +40,25 @@ struct client_answer {
     bool is_client_gone;
     char detail[ROUTER_DETAIL_MAX];
     struct public_trace trace;
+};
+
+/* One of the answers of a call: n of them, made before the core hears of the tokens. */
+struct choice {
+    /* inbox, under the client's lock */
+    struct token_queue inbox;
+    bool is_end_there; /* EFFECT_CHOICE was seen */
+    enum finish finish;
+
+    /* text thread */
+    struct detokenizer detokenizer;
+    struct stop *stop;          /* NULL: no stop strings */
+    struct token_queue pending; /* not sent yet */
+    uint32_t token_total;       /* up to now, sent or not */
+    uint32_t stopped_at; /* tokens up to and including the one that completed a stop string */
+    struct buffer text;  /* not sent yet */
+    struct buffer piece; /* between detokenizer and stop strings */
+    bool is_flushed;
+    bool is_ending; /* its end is known, its last reply is not sent */
 };
 
 struct client {
@@ -58,7 +79,6 @@ struct client {
     bool wants_writable;
     uint64_t request; /* the core's; 0 = refused without an entry */
     uint32_t limit;   /* tokens of prompt and answer that can fit now; 0 = not known */
-    struct token_queue inbox;
     struct client_answer answer;
 
     /* text thread (before the first run: rpc thread) */
@@ -67,8 +87,7 @@ struct client {
     bool is_watched;
     bool is_decoded;
     bool is_tokenizing; /* EVENT_TOKENIZED is owed */
-    bool is_flushed;
-    bool is_over; /* nothing more will be sent */
+    bool is_over;       /* nothing more will be sent */
     struct instant wait_until;
     uint8_t *raw; /* the request's bytes until it is decoded; malloc'ed */
     size_t raw_len;
@@ -76,13 +95,8 @@ struct client {
     struct public_generate_request wish;
     struct public_tokenize_request tokenize;
     struct model_version *model;
-    struct detokenizer detokenizer;
-    struct stop *stop;          /* NULL: no stop strings */
-    struct token_queue pending; /* not sent yet */
-    uint32_t token_total;       /* up to now, sent or not */
-    uint32_t stopped_at; /* tokens up to and including the one that completed a stop string */
-    struct buffer text;  /* not sent yet */
-    struct buffer piece; /* between detokenizer and stop strings */
+    uint32_t choice_count;
+    struct choice *choices; /* [choice_count] */
 };
 
 /* ---- table and memory ----------------------------------------------------------------------- */
@@ -99,12 +113,16 @@ static void client_free(struct client *client) {
     wire_arena_fini(&client->arena);
     model_unref(client->model);
     pthread_mutex_destroy(&client->lock);
-    buffer_fini(&client->text);
-    buffer_fini(&client->piece);
+    for (uint32_t i = 0; i < client->choice_count; i++) {
+        struct choice *choice = &client->choices[i];
+        buffer_fini(&choice->text);
+        buffer_fini(&choice->piece);
+        token_queue_fini(&choice->inbox);
+        token_queue_fini(&choice->pending);
+        free(choice->stop);
+    }
+    free(client->choices);
     free(client->raw);
-    token_queue_fini(&client->inbox);
-    token_queue_fini(&client->pending);
-    free(client->stop);
     free(client);
 }
 
@@ -129,8 +147,6 @@ static struct client *client_create(struct router *router, struct rpc_call_id ca
     client->deadline = incoming->deadline;
     atomic_store(&client->references, 1);
     CHECK(pthread_mutex_init(&client->lock, NULL) == 0);
-    buffer_init(&client->text, CLIENT_TEXT_MAX);
-    buffer_init(&client->piece, CLIENT_TEXT_MAX);
     struct clients *clients = &router->clients;
     struct client **bucket = &clients->buckets[client_bucket(call.v)];
     pthread_mutex_lock(&clients->lock);
@@ -280,24 +296,23 @@ static bool client_is_writable(struct client *client) {
 }
 
 /* More tokens wait than one reply takes: the text waits for the last of them. */
-static bool client_is_long(const struct client *client) {
-    return client->pending.logprobs_cap > 0 && client->pending.count > REPLY_LOGPROBS;
+static bool choice_is_long(const struct choice *choice) {
+    return choice->pending.logprobs_cap > 0 && choice->pending.count > REPLY_LOGPROBS;
 }
 
-/* Sends what is new, or as much of it as one reply takes. False: it cannot be sent (the call has
- * been failed). */
+/* At most so many bytes will its next reply have. */
+static size_t choice_reply_bytes(const struct choice *choice) {
+    const struct token_queue *pending = &choice->pending;
+    size_t bytes = 1024 + choice->text.len + 5 * (size_t)pending->count;
+    if (pending->logprobs_cap > 0) {
+        bytes += 16 * (size_t)pending->count + 9 * (size_t)pending->top_count;
+    }
+    return bytes;
+}
+
+/* False: it cannot be sent (the call has been failed). */
 static bool client_send(struct text_thread *thread, struct client *client,
                         struct public_generate_reply *reply) {
-    bool is_part = client_is_long(client);
-    const struct token_queue *pending = &client->pending;
-    reply->tokens = pending->tokens;
-    reply->token_count = is_part ? REPLY_LOGPROBS : pending->count;
-    if (pending->logprobs_cap > 0) {
-        reply->logprobs = (struct public_logprobs){pending->logprobs, pending->top_counts,
-                                                   pending->top_tokens, pending->top_logprobs};
-    }
-    reply->text =
-        (struct bytes){(const uint8_t *)client->text.data, is_part ? 0 : client->text.len};
     reply->request = client->wish.request_label;
     enum status status = public_generate_reply_encode(reply, &thread->out);
     if (status != STATUS_OK) {
@@ -309,9 +324,29 @@ static bool client_send(struct text_thread *thread, struct client *client,
         return false;
     }
     rpc_call_send(client->router->rpc, client->call, thread->out.data, thread->out.len);
-    token_queue_drop(&client->pending, reply->token_count);
+    return true;
+}
+
+/* Sends what is new of a choice, or as much of it as one reply takes. */
+static bool choice_send(struct text_thread *thread, struct client *client, struct choice *choice,
+                        struct public_generate_reply *reply) {
+    bool is_part = choice_is_long(choice);
+    const struct token_queue *pending = &choice->pending;
+    reply->index = (uint32_t)(choice - client->choices);
+    reply->tokens = pending->tokens;
+    reply->token_count = is_part ? REPLY_LOGPROBS : pending->count;
+    if (pending->logprobs_cap > 0) {
+        reply->logprobs = (struct public_logprobs){pending->logprobs, pending->top_counts,
+                                                   pending->top_tokens, pending->top_logprobs};
+    }
+    reply->text =
+        (struct bytes){(const uint8_t *)choice->text.data, is_part ? 0 : choice->text.len};
+    if (!client_send(thread, client, reply)) {
+        return false;
+    }
+    token_queue_drop(&choice->pending, reply->token_count);
     if (!is_part) {
-        buffer_clear(&client->text);
+        buffer_clear(&choice->text);
     }
     return true;
 }
@@ -407,10 +442,38 @@ static void client_post_tokens(struct client *client, const struct sampling *sam
     mail->event.u.tokenized.tokens = (const uint32_t *)(const void *)(payload + sizeof *sampling);
     mail->event.u.tokenized.token_count = count;
     mail->event.u.tokenized.max_tokens = client->wish.max_tokens;
+    mail->event.u.tokenized.choices = client->wish.choices;
     mail->event.u.tokenized.sampling = (const struct sampling *)(const void *)payload;
     mail->event.u.tokenized.eos = client->model->eos;
     mail->event.u.tokenized.eos_count = client->model->eos_count;
     shell_post(client->router->shell, mail);
+}
+
+/* What each answer needs on its way to text. The core refuses more than there may be. */
+static enum status client_make_choices(struct client *client, struct writer *error) {
+    const struct public_sampling *sampling = &client->wish.sampling;
+    uint32_t wanted = client->wish.choices;
+    wanted = wanted == 0 ? 1 : wanted < ROUTER_CHOICES_MAX ? wanted : ROUTER_CHOICES_MAX;
+    client->choices = calloc(wanted, sizeof *client->choices);
+    CHECK(client->choices != NULL);
+    client->choice_count = wanted;
+    for (uint32_t i = 0; i < wanted; i++) {
+        struct choice *choice = &client->choices[i];
+        buffer_init(&choice->text, CLIENT_TEXT_MAX);
+        buffer_init(&choice->piece, CLIENT_TEXT_MAX);
+        detokenizer_init(&choice->detokenizer, client->model->tokenizer,
+                         (struct detokenizer_options){.continues_text = true});
+        if (sampling->stop_count > 0) {
+            choice->stop = malloc(sizeof *choice->stop);
+            CHECK(choice->stop != NULL);
+            enum status status =
+                stop_init(choice->stop, sampling->stops, sampling->stop_count, error);
+            if (status != STATUS_OK) {
+                return STATUS_INVALID;
+            }
+        }
+    }
+    return STATUS_OK;
 }
 
 /* The model is there: ids and sampling, or a sentence. */
@@ -423,13 +486,9 @@ static enum status client_prepare(struct text_thread *thread, struct client *cli
     if (status != STATUS_OK) {
         return status;
     }
-    if (wish->sampling.stop_count > 0) {
-        client->stop = malloc(sizeof *client->stop);
-        CHECK(client->stop != NULL);
-        status = stop_init(client->stop, wish->sampling.stops, wish->sampling.stop_count, error);
-        if (status != STATUS_OK) {
-            return STATUS_INVALID;
-        }
+    status = client_make_choices(client, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     const uint32_t *tokens = wish->tokens;
     uint32_t count = wish->token_count;
@@ -442,8 +501,6 @@ static enum status client_prepare(struct text_thread *thread, struct client *cli
         tokens = ids.ids;
         count = (uint32_t)ids.count;
     }
-    detokenizer_init(&client->detokenizer, client->model->tokenizer,
-                     (struct detokenizer_options){.continues_text = true});
     client_post_tokens(client, &sampling, tokens, count);
     return STATUS_OK;
 }
@@ -533,63 +590,80 @@ static void client_tokenize(struct text_thread *thread, struct client *client, b
 /* ---- text thread: the answer ---------------------------------------------------------------- */
 
 /* Moves what the detokenizer gave out past the stop strings. True if one was found. */
-static bool client_take_piece(struct client *client) {
-    if (client->stop == NULL) {
-        buffer_put(&client->text, client->piece.data, client->piece.len);
-        buffer_clear(&client->piece);
+static bool choice_take_piece(struct choice *choice) {
+    if (choice->stop == NULL) {
+        buffer_put(&choice->text, choice->piece.data, choice->piece.len);
+        buffer_clear(&choice->piece);
         return false;
     }
-    struct writer writer = buffer_reserve(&client->text, client->piece.len + STOP_BYTES_MAX);
-    struct bytes piece = {(const uint8_t *)client->piece.data, client->piece.len};
-    bool is_found = stop_push(client->stop, piece, &writer);
-    buffer_commit(&client->text, &writer);
-    buffer_clear(&client->piece);
+    struct writer writer = buffer_reserve(&choice->text, choice->piece.len + STOP_BYTES_MAX);
+    struct bytes piece = {(const uint8_t *)choice->piece.data, choice->piece.len};
+    bool is_found = stop_push(choice->stop, piece, &writer);
+    buffer_commit(&choice->text, &writer);
+    buffer_clear(&choice->piece);
     return is_found;
 }
 
-static void client_take_tokens(struct client *client, const struct token_queue *queue) {
+static void choice_take_tokens(struct client *client, struct choice *choice,
+                               const struct token_queue *queue) {
     uint32_t top = 0;
-    for (uint32_t i = 0; i < queue->count && client->stopped_at == 0; i++) {
+    for (uint32_t i = 0; i < queue->count && choice->stopped_at == 0; i++) {
         struct token_item item = token_queue_at(queue, i, &top);
-        token_queue_put(&client->pending, &item);
-        client->token_total++;
+        token_queue_put(&choice->pending, &item);
+        choice->token_total++;
         struct writer writer =
-            buffer_reserve(&client->piece, detokenizer_bytes_max(client->model->tokenizer, 1));
-        detokenizer_push(&client->detokenizer, &item.token, 1, &writer);
-        buffer_commit(&client->piece, &writer);
-        if (client_take_piece(client)) {
-            client->stopped_at = client->token_total;
+            buffer_reserve(&choice->piece, detokenizer_bytes_max(client->model->tokenizer, 1));
+        detokenizer_push(&choice->detokenizer, &item.token, 1, &writer);
+        buffer_commit(&choice->piece, &writer);
+        if (choice_take_piece(choice)) {
+            choice->stopped_at = choice->token_total;
             struct shell_mail *mail = shell_mail_take(client->router->shell, EVENT_STOP_FOUND);
             mail->event.u.stop_found.request = client->request;
-            mail->event.u.stop_found.completion_tokens = client->stopped_at;
+            mail->event.u.stop_found.index = (uint32_t)(choice - client->choices);
+            mail->event.u.stop_found.completion_tokens = choice->stopped_at;
             shell_post(client->router->shell, mail);
         }
     }
 }
 
 /* What the detokenizer and the stop strings hold back. Once. */
-static void client_flush(struct client *client) {
-    if (client->is_flushed || client->model == NULL || client->token_total == 0) {
+static void choice_flush(const struct client *client, struct choice *choice) {
+    if (choice->is_flushed || choice->token_total == 0) {
         return;
     }
-    client->is_flushed = true;
-    if (client->stopped_at != 0) {
+    choice->is_flushed = true;
+    if (choice->stopped_at != 0) {
         return;
     }
     struct writer writer =
-        buffer_reserve(&client->piece, detokenizer_bytes_max(client->model->tokenizer, 0));
-    detokenizer_flush(&client->detokenizer, &writer);
-    buffer_commit(&client->piece, &writer);
-    if (client_take_piece(client)) {
-        client->stopped_at = client->token_total;
-    } else if (client->stop != NULL) {
-        writer = buffer_reserve(&client->text, STOP_BYTES_MAX);
-        stop_flush(client->stop, &writer);
-        buffer_commit(&client->text, &writer);
+        buffer_reserve(&choice->piece, detokenizer_bytes_max(client->model->tokenizer, 0));
+    detokenizer_flush(&choice->detokenizer, &writer);
+    buffer_commit(&choice->piece, &writer);
+    if (choice_take_piece(choice)) {
+        choice->stopped_at = choice->token_total;
+    } else if (choice->stop != NULL) {
+        writer = buffer_reserve(&choice->text, STOP_BYTES_MAX);
+        stop_flush(choice->stop, &writer);
+        buffer_commit(&choice->text, &writer);
     }
 }
 
-/* The last reply and the status. */
+/* How a choice ended, as the client is told: the core may have ended it before it heard of the stop
+ * string. */
+static enum finish choice_finish(const struct choice *choice, enum finish finish) {
+    bool is_ok = finish == FINISH_STOP || finish == FINISH_LENGTH;
+    return is_ok && choice->stopped_at != 0 ? FINISH_STOP : finish;
+}
+
+static uint32_t client_token_total(const struct client *client) {
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < client->choice_count; i++) {
+        total += client->choices[i].token_total;
+    }
+    return total;
+}
+
+/* The last reply of the call and its status. */
 static void client_end(struct text_thread *thread, struct client *client) {
     const struct client_answer *answer = &client->answer; /* set once, before this run */
     if (answer->is_client_gone) {
@@ -598,19 +672,26 @@ static void client_end(struct text_thread *thread, struct client *client) {
         return;
     }
     bool is_ok = answer->status == STATUS_OK;
-    client_flush(client);
-    if (is_ok || client->token_total > 0) {
+    uint32_t total = client_token_total(client);
+    if (is_ok || total > 0) {
         struct public_generate_reply reply = {.finish = answer->finish,
                                               .has_usage = true,
                                               .usage = answer->usage,
                                               .seed = answer->seed,
                                               .has_trace = true,
                                               .trace = answer->trace};
-        if (is_ok && answer->finish != FINISH_ABORT && client->stopped_at != 0) {
-            reply.finish = FINISH_STOP; /* the core ended it before it heard of the stop string */
-            reply.usage.completion_tokens = client->stopped_at;
+        /* Tokens behind a stop string are nobody's, also if the core had counted them. */
+        reply.usage.completion_tokens = total;
+        bool is_sent = false;
+        if (client->choice_count > 0) {
+            struct choice *choice = &client->choices[answer->index];
+            choice_flush(client, choice);
+            reply.finish = choice_finish(choice, answer->finish);
+            is_sent = choice_send(thread, client, choice, &reply);
+        } else { /* aborted before there was a token */
+            is_sent = client_send(thread, client, &reply);
         }
-        if (!client_send(thread, client, &reply)) {
+        if (!is_sent) {
             return;
         }
     }
@@ -618,33 +699,90 @@ static void client_end(struct text_thread *thread, struct client *client) {
                   answer->retry_after_ms);
 }
 
-static void client_stream(struct text_thread *thread, struct client *client, bool is_answered) {
-    bool is_new = client->pending.count > 0 || client->text.len > 0;
-    if (client->is_over || !(is_new || is_answered)) {
-        return;
+/* Whether this choice has something for its client now; the call's last reply is no one's here. */
+static bool choice_is_due(const struct client *client, const struct choice *choice,
+                          bool is_answered) {
+    bool is_last = is_answered && choice == &client->choices[client->answer.index];
+    if (is_last) {
+        return choice_is_long(choice);
     }
-    while (client_is_writable(client)) {
-        bool is_long = client_is_long(client);
-        if (is_answered && (!is_long || client->answer.is_client_gone)) {
+    return choice->pending.count > 0 || choice->text.len > 0 || choice->is_ending;
+}
+
+/* One reply of a choice. A failed call whose client has nothing says so by its status alone. */
+static bool choice_stream(struct text_thread *thread, struct client *client,
+                          struct choice *choice) {
+    struct public_generate_reply reply = {0};
+    if (choice->is_ending && !choice_is_long(choice)) {
+        choice->is_ending = false;
+        choice_flush(client, choice);
+        reply.finish = choice_finish(choice, choice->finish);
+        if (reply.finish == FINISH_ERROR && client_token_total(client) == 0) {
+            return true;
+        }
+    }
+    return choice_send(thread, client, choice, &reply);
+}
+
+/* Sends what is due into an empty queue, about ROUND_BYTES at once: so what piles up while the
+ * client does not read is merged. */
+static void client_stream(struct text_thread *thread, struct client *client, bool is_answered) {
+    bool is_due = is_answered;
+    for (uint32_t i = 0; i < client->choice_count; i++) {
+        is_due = is_due || choice_is_due(client, &client->choices[i], is_answered);
+    }
+    while (is_due && !client->is_over && client_is_writable(client)) {
+        if (is_answered && client->answer.is_client_gone) {
             client_end(thread, client);
             return;
         }
-        struct public_generate_reply reply = {0};
-        if (!client_send(thread, client, &reply) || !is_long) {
+        size_t sent = 0;
+        is_due = false;
+        for (uint32_t i = 0; i < client->choice_count; i++) {
+            struct choice *choice = &client->choices[i];
+            if (!choice_is_due(client, choice, is_answered)) {
+                continue;
+            }
+            size_t bytes = choice_reply_bytes(choice);
+            if (sent > 0 && sent + bytes > ROUND_BYTES) {
+                is_due = true;
+                continue;
+            }
+            sent += bytes;
+            if (!choice_stream(thread, client, choice)) {
+                return;
+            }
+            is_due = is_due || choice_is_due(client, choice, is_answered);
+        }
+        if (is_answered && !is_due && sent == 0) {
+            client_end(thread, client);
             return;
         }
+        is_due = is_due || is_answered;
     }
 }
 
+/* Takes what came for one choice. */
+static struct token_queue choice_open_locked(struct choice *choice) {
+    struct token_queue inbox = choice->inbox;
+    choice->inbox = (struct token_queue){0};
+    choice->is_ending = choice->is_ending || choice->is_end_there;
+    choice->is_end_there = false;
+    return inbox;
+}
+
 static void client_turn(struct text_thread *thread, struct client *client) {
+    struct token_queue inboxes[ROUTER_CHOICES_MAX];
     pthread_mutex_lock(&client->lock);
     client->is_scheduled = false;
     bool is_closed = client->is_closed;
     bool is_answered = client->is_answer_there;
     client->is_tokenizing = client->is_tokenizing || client->is_tokenize_wish;
     client->is_tokenize_wish = false;
-    struct token_queue inbox = client->inbox;
-    client->inbox = (struct token_queue){0};
+    uint32_t count = client->choice_count;
+    for (uint32_t i = 0; i < count; i++) {
+        inboxes[i] = choice_open_locked(&client->choices[i]);
+    }
     pthread_mutex_unlock(&client->lock);
     client->is_over = client->is_over || is_closed;
     if (!client->is_decoded && !client->is_over) {
@@ -653,10 +791,12 @@ static void client_turn(struct text_thread *thread, struct client *client) {
     if (client->is_tokenizing) {
         client_tokenize(thread, client, !client->is_over && !is_answered);
     }
-    if (inbox.count > 0 && !client->is_over) {
-        client_take_tokens(client, &inbox);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!client->is_over) {
+            choice_take_tokens(client, &client->choices[i], &inboxes[i]);
+        }
+        token_queue_fini(&inboxes[i]);
     }
-    token_queue_fini(&inbox);
     if (client->kind == CLIENT_GENERATE) {
         client_stream(thread, client, is_answered);
         if (is_closed) {
@@ -710,6 +850,8 @@ static uint32_t model_limit(const struct router_core *core, const char *model) {
 }
 
 static void inbox_put_locked(struct client *client, const struct effect *effect) {
+    CHECK_OP(effect->u.deliver.index, <, client->choice_count);
+    struct choice *choice = &client->choices[effect->u.deliver.index];
     for (uint32_t i = 0; i < effect->u.deliver.token_count; i++) {
         struct token_item item = {.token = effect->u.deliver.tokens[i],
                                   .has_logprobs = effect->u.deliver.has_logprobs,
@@ -717,8 +859,15 @@ static void inbox_put_locked(struct client *client, const struct effect *effect)
                                   .top_count = effect->u.deliver.top_count,
                                   .top_tokens = effect->u.deliver.top_tokens,
                                   .top_logprobs = effect->u.deliver.top_logprobs};
-        token_queue_put(&client->inbox, &item);
+        token_queue_put(&choice->inbox, &item);
     }
+}
+
+static void choice_end_locked(struct client *client, const struct effect *effect) {
+    CHECK_OP(effect->u.choice.index, <, client->choice_count);
+    struct choice *choice = &client->choices[effect->u.choice.index];
+    choice->is_end_there = true;
+    choice->finish = effect->u.choice.finish;
 }
 
 static float span_to_float_ms(struct span span) {
@@ -731,6 +880,7 @@ static void answer_put_locked(struct client *client, const struct effect *effect
         client->request = effect->u.answer.request;
     }
     client->is_answer_there = true;
+    answer->index = effect->u.answer.index;
     answer->outcome = effect->u.answer.outcome;
     answer->status = effect->u.answer.status;
     answer->finish = effect->u.answer.finish;
@@ -755,7 +905,10 @@ static uint64_t effect_call(const struct effect *effect) {
     if (effect->kind == EFFECT_TOKENIZE) {
         return effect->u.tokenize.call.v;
     }
-    return effect->kind == EFFECT_DELIVER ? effect->u.deliver.call.v : effect->u.answer.call.v;
+    if (effect->kind == EFFECT_DELIVER) {
+        return effect->u.deliver.call.v;
+    }
+    return effect->kind == EFFECT_CHOICE ? effect->u.choice.call.v : effect->u.answer.call.v;
 }
 
 void client_effect(struct router *router, const struct effect *effect) {
@@ -771,6 +924,8 @@ void client_effect(struct router *router, const struct effect *effect) {
         client->limit = limit;
     } else if (effect->kind == EFFECT_DELIVER) {
         inbox_put_locked(client, effect);
+    } else if (effect->kind == EFFECT_CHOICE) {
+        choice_end_locked(client, effect);
     } else {
         answer_put_locked(client, effect);
         is_settled = client->is_closed;

@@ -73,7 +73,7 @@ void clients_init(struct clients *clients);
 void clients_fini(struct clients *clients);
 extern const struct rpc_handlers generate_handlers; /* ctx: the router, then the client */
 extern const struct rpc_handlers tokenize_handlers;
-/* EFFECT_TOKENIZE, EFFECT_DELIVER, EFFECT_ANSWER. Control thread. */
+/* EFFECT_TOKENIZE, EFFECT_DELIVER, EFFECT_CHOICE, EFFECT_ANSWER. Control thread. */
 void client_effect(struct router *router, const struct effect *effect);
 /* Looks at the clients of this thread that have a clock. Text thread. */
 void client_watch(struct text_thread *thread, struct instant now);

@@ -49,6 +49,7 @@ static void effect(void *ctx, const struct effect *effect) {
     switch (effect->kind) {
     case EFFECT_TOKENIZE:
     case EFFECT_DELIVER:
+    case EFFECT_CHOICE:
     case EFFECT_ANSWER: client_effect(ctx, effect); break;
     case EFFECT_STREAM_OPEN:
     case EFFECT_STREAM_SEND:
@@ -166,7 +167,7 @@ enum status router_start(struct router *router) {
                               .deadline = deadline,
                               .view = view,
                               .state_name = request_state_name,
-                              .state_count = REQUEST_ANSWERING,
+                              .state_count = REQUEST_GATHERING,
                               .verify = verify,
                               .ctx = router,
                               .effect = effect,

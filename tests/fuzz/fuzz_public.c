@@ -60,6 +60,7 @@ static void check_again(const struct public_generate_request *request, struct wr
     CHECK_OP(request->sampling.stop_count, ==, again.sampling.stop_count);
     CHECK_OP(request->sampling.bias_count, ==, again.sampling.bias_count);
     CHECK_OP(request->max_tokens, ==, again.max_tokens);
+    CHECK_OP(request->choices, ==, again.choices);
 }
 
 static void generate(struct bytes bytes, uint8_t flags, struct writer *error) {

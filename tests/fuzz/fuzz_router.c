@@ -11,8 +11,10 @@ struct call {
     uint64_t tokenize; /* outstanding; 0 = none */
     uint64_t answer;   /* outstanding; 0 = none */
     bool is_answered;
-    uint32_t delivered;
+    uint32_t delivered; /* by all choices */
     uint32_t max_tokens;
+    uint32_t choices;
+    uint32_t ended; /* bit i: choice i was told its end */
 };
 
 struct bed {
@@ -70,7 +72,15 @@ static void bed_effect(struct world *world, const struct effect *effect) {
         call = bed_call(bed, effect->u.deliver.call.v);
         CHECK(call != NULL && !call->is_answered && effect->u.deliver.token_count > 0);
         call->delivered += effect->u.deliver.token_count;
-        CHECK_OP(call->delivered, <=, call->max_tokens);
+        uint32_t index = effect->u.deliver.index;
+        CHECK(index < call->choices && (call->ended >> index & 1) == 0);
+        CHECK(call->delivered <= (uint64_t)call->choices * call->max_tokens);
+    } else if (effect->kind == EFFECT_CHOICE) {
+        call = bed_call(bed, effect->u.choice.call.v);
+        uint32_t index = effect->u.choice.index;
+        CHECK(call != NULL && !call->is_answered && index < call->choices);
+        CHECK((call->ended >> index & 1) == 0);
+        call->ended |= 1u << index;
     } else {
         CHECK_OP(effect->kind, ==, EFFECT_ANSWER);
         call = bed_call(bed, effect->u.answer.call.v);
@@ -80,6 +90,8 @@ static void bed_effect(struct world *world, const struct effect *effect) {
         CHECK(effect->u.answer.decode_label != NULL && effect->u.answer.prefill_label != NULL);
         CHECK((effect->u.answer.outcome == OUTCOME_FAILED) ==
               (effect->u.answer.finish == FINISH_ERROR));
+        CHECK(effect->u.answer.index < (call->choices > 0 ? call->choices : 1));
+        CHECK((call->ended >> effect->u.answer.index & 1) == 0);
         call->is_answered = true;
         call->answer = effect->u.answer.request;
     }
@@ -250,6 +262,9 @@ static void bed_tokenized(struct bed *bed, struct call *call, bool is_failing) {
         event.u.tokenized.eos_count = 2;
         call->max_tokens = event.u.tokenized.max_tokens > 0 ? event.u.tokenized.max_tokens
                                                             : UINT32_MAX; /* what fits */
+        uint8_t choices = input_u8(input);
+        event.u.tokenized.choices = choices < 160 ? choices % 2 : choices % 20;
+        call->choices = event.u.tokenized.choices > 1 ? event.u.tokenized.choices : 1;
     }
     world_turn(world, &event);
 }
@@ -294,6 +309,7 @@ static void bed_client(struct bed *bed) {
     } else if (call->request != 0 && call->delivered > 0) {
         event.kind = EVENT_STOP_FOUND;
         event.u.stop_found.request = call->request;
+        event.u.stop_found.index = what % 3;
         event.u.stop_found.completion_tokens = call->delivered;
         world_turn(world, &event);
     }

@@ -342,6 +342,7 @@ void world_turn(struct world *world, const struct event *event) {
             break;
         case EFFECT_TOKENIZE:
         case EFFECT_DELIVER:
+        case EFFECT_CHOICE:
         case EFFECT_ANSWER:
         case EFFECT_STEP:
         case EFFECT_LINK_ARM:

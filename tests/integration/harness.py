@@ -182,7 +182,7 @@ def collect(stream, *taken):
         text += reply.text
         replies += 1
         assert len(reply.logprobs) in (0, len(reply.token_ids)), "logprobs are not those of the tokens"
-        logprobs += [Logprobs(each.logprob, tuple(zip(each.top_token_ids, each.top_logprobs))) for each in reply.logprobs]
+        logprobs += [logprobs_of(each) for each in reply.logprobs]
         assert last is None or not last.finish_reason, "a reply after the last"
         last = reply
     assert last is not None and last.finish_reason, "the stream ended well without a finish_reason"
@@ -190,9 +190,45 @@ def collect(stream, *taken):
     return Answer(ids, text, last.finish_reason, last.usage, last.trace, replies, logprobs)
 
 
-def make_request(prompt, max_tokens=16, model=MODEL, request_id="", session_id="", **sampling):
+def collect_choices(stream, *taken):
+    """(answers, usage, trace) of a call with n > 1: an Answer for each choice, by index, without usage and trace."""
+    replies, ended, last = collections.defaultdict(list), set(), None
+    for reply in itertools.chain(taken, stream):
+        assert reply.index not in ended, f"choice {reply.index} goes on after its last reply"
+        assert last is None or not last.HasField("usage"), "a reply after that with the usage"
+        replies[reply.index].append(reply)
+        ended |= {reply.index} if reply.finish_reason else set()
+        last = reply
+    assert last is not None and last.HasField("usage") and last.finish_reason, "the stream ended well without usage"
+    assert ended == set(replies), f"only {ended} of {set(replies)} have a last reply"
+    found = []
+    for index in sorted(replies):
+        for reply in replies[index]:
+            assert len(reply.logprobs) in (0, len(reply.token_ids)), "logprobs are not those of the tokens"
+        found.append(Answer([id for reply in replies[index] for id in reply.token_ids],
+                            "".join(reply.text for reply in replies[index]), replies[index][-1].finish_reason, None, None,
+                            len(replies[index]), [logprobs_of(each) for reply in replies[index] for each in reply.logprobs]))
+    assert last.usage.completion_tokens == sum(len(each.ids) for each in found), last.usage
+    return found, last.usage, last.trace
+
+
+def choice_seed(seed, index):
+    """The seed with which a request alone gives choice `index`: as inference.proto documents it."""
+    if index == 0:
+        return seed
+    x = (seed + index * 0x9e3779b97f4a7c15) % 2 ** 64
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9 % 2 ** 64
+    x = (x ^ x >> 27) * 0x94d049bb133111eb % 2 ** 64
+    return x ^ x >> 31
+
+
+def logprobs_of(each):
+    return Logprobs(each.logprob, tuple(zip(each.top_token_ids, each.top_logprobs)))
+
+
+def make_request(prompt, max_tokens=16, model=MODEL, request_id="", session_id="", n=0, **sampling):
     """sampling: fields of Sampling; greedy unless a temperature is given."""
-    request = api.GenerateRequest(model=model, max_tokens=max_tokens, request_id=request_id, session_id=session_id)
+    request = api.GenerateRequest(model=model, max_tokens=max_tokens, request_id=request_id, session_id=session_id, n=n)
     if isinstance(prompt, str):
         request.prompt = prompt
     else:

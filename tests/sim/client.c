@@ -6,10 +6,10 @@
 
 #define UNREAD_NS (30 * SECOND) /* the router's bound for a client that does not read */
 
-static void sim_reference(struct client *client, uint32_t token) {
-    client->h = sim_advance(client->h, token);
+static void sim_reference(struct choice *choice, uint32_t token) {
+    choice->h = sim_advance(choice->h, token);
     for (uint32_t c = 0; c < SIM_COMPONENTS; c++) {
-        client->attention += sim_attend(sim_row(client->h, c));
+        choice->attention += sim_attend(sim_row(choice->h, c));
     }
 }
 
@@ -21,10 +21,8 @@ static struct client *sim_client_take(struct world *world, uint32_t router, uint
     }
     *index_out = world->client_count++;
     struct client *client = &world->clients[*index_out];
-    *client = (struct client){.is_used = true,
-                              .router = router,
-                              .generation = world->processes[router].generation,
-                              .last_at = world->now};
+    *client = (struct client){
+        .is_used = true, .router = router, .generation = world->processes[router].generation};
     world->clients_open++;
     world->result.requests++;
     return client;
@@ -38,20 +36,43 @@ static void sim_prompt(const struct world *world, struct client *client, struct 
         uint32_t common = 2 + prng_below(&family, world->knobs.alphabet);
         uint32_t own = 2 + prng_below(draw, world->knobs.alphabet);
         client->prompt[i] = i < shared ? common : own;
-        sim_reference(client, client->prompt[i]);
+        sim_reference(&client->choices[0], client->prompt[i]);
     }
 }
 
 /* A quarter of all clients want logprobs, with up to four alternatives; by seed, so that the other
  * draws of a world stay as they are. */
-static uint32_t sim_logprobs_wanted(const struct client *client) {
+static uint32_t sim_logprobs_wanted(const struct world *world, const struct client *client) {
+    if (world->knobs.new_min > 0) {
+        return 0; /* what a plain request costs is measured */
+    }
     uint64_t mixed = mix64(client->seed ^ 0x6c6f6770726f6273ull);
     return mixed % 4 != 0 ? 0 : 1 + (uint32_t)(mixed >> 32) % 5;
 }
 
+/* A sixth of all clients want several answers, as many as a worker could hold together; by seed
+ * again. Where nothing may fail there must be places for all of them. */
+static uint32_t sim_choices_wanted(const struct world *world, const struct client *client) {
+    uint64_t mixed = mix64(client->seed ^ 0x63686f69636573ull);
+    bool is_tight = world->knobs.is_quiet || world->schedule->world > 0;
+    uint32_t most = is_tight ? 2 : SIM_CHOICES;
+    uint32_t wanted = mixed % 6 != 0 ? 1 : 1 + (uint32_t)(mixed >> 32) % most;
+    uint32_t held = world->knobs.decode_pages * world->knobs.page_tokens;
+    while (wanted > 1 && client->prompt_count + wanted * client->max_tokens > held) {
+        wanted--;
+    }
+    bool is_counted = world->knobs.new_min > 0; /* so many are to be live, neither more nor fewer */
+    return client->is_probe || client->is_crowd || is_counted ? 1 : wanted;
+}
+
 static void sim_ask(struct world *world, uint32_t index, int64_t deadline_ns) {
     struct client *client = &world->clients[index];
-    client->logprobs = sim_logprobs_wanted(client);
+    client->logprobs = sim_logprobs_wanted(world, client);
+    client->choice_count = sim_choices_wanted(world, client);
+    client->choices[0].last_at = world->now;
+    for (uint32_t i = 1; i < client->choice_count; i++) {
+        client->choices[i] = client->choices[0];
+    }
     struct sim_event *open =
         sim_post(world, client->router, LANE_CLIENTS, EVENT_CLIENT_OPEN, world->now + MS / 10);
     open->event.u.client_open.call.v = index + 1;
@@ -223,13 +244,15 @@ void sim_tokenize(struct world *world, uint32_t process, const struct effect *ef
     post->event.u.tokenized.tokens = post->owned;
     post->event.u.tokenized.token_count = client->prompt_count;
     post->event.u.tokenized.max_tokens = client->max_tokens;
+    post->event.u.tokenized.choices = client->choice_count;
     post->event.u.tokenized.sampling = post->sampling;
     post->event.u.tokenized.eos = eos;
     post->event.u.tokenized.eos_count = 1;
 }
 
 static void sim_token_logprobs(struct world *world, const struct client *client,
-                               const struct effect *effect, uint32_t position) {
+                               const struct choice *choice, const struct effect *effect,
+                               uint32_t position) {
     SIM_CHECK(world, effect->u.deliver.has_logprobs == (client->logprobs > 0),
               "REF: logprobs for who asked for none, or none for who did");
     if (client->logprobs == 0) {
@@ -239,75 +262,123 @@ static void sim_token_logprobs(struct world *world, const struct client *client,
     SIM_CHECK(world,
               effect->u.deliver.token_count == 1 &&
                   effect->u.deliver.top_count == client->logprobs - 1 &&
-                  effect->u.deliver.logprob == sim_logprob(client->attention, position, token),
+                  effect->u.deliver.logprob == sim_logprob(choice->attention, position, token),
               "REF: a logprob differs from its reference");
     for (uint32_t rank = 0; rank < effect->u.deliver.top_count; rank++) {
         uint32_t other = effect->u.deliver.top_tokens[rank];
         SIM_CHECK(world,
-                  other == sim_alternative(client->attention, rank) &&
+                  other == sim_alternative(choice->attention, rank) &&
                       effect->u.deliver.top_logprobs[rank] ==
-                          sim_logprob(client->attention, position, other),
+                          sim_logprob(choice->attention, position, other),
                   "REF: an alternative differs from its reference");
     }
 }
 
 static void sim_token(struct world *world, uint32_t process, struct client *client,
                       const struct effect *effect, uint32_t token) {
-    uint64_t request = effect->u.deliver.request;
-    uint32_t position = client->prompt_count + client->delivered;
-    sim_token_logprobs(world, client, effect, position);
-    uint32_t expected = sim_sample(client->attention, client->seed, position);
+    uint32_t index = effect->u.deliver.index;
+    struct choice *choice = &client->choices[index];
+    uint32_t position = client->prompt_count + choice->delivered;
+    sim_token_logprobs(world, client, choice, effect, position);
+    uint64_t seed = sampling_choice_seed(client->seed, index);
+    uint32_t expected = sim_sample(choice->attention, seed, position);
     SIM_CHECK(world, token == expected,
               "REF: a token differs from its reference (wrong KV, or two outputs: I12, I15)");
-    SIM_CHECK(world, client->delivered < client->max_tokens, "I20: more tokens than asked for");
+    SIM_CHECK(world, choice->delivered < client->max_tokens, "I20: more tokens than asked for");
     SIM_CHECK(world,
-              client->delivered == 0 || client->last_token != SIM_EOS || world->knobs.new_min > 0,
+              choice->delivered == 0 || choice->last_token != SIM_EOS || world->knobs.new_min > 0,
               "I20: a token after the end of the sequence");
-    if (client->delivered > 0 && world->now - client->last_at > world->result.longest_wait_ns) {
-        world->result.longest_wait_ns = world->now - client->last_at;
+    if (choice->delivered > 0 && world->now - choice->last_at > world->result.longest_wait_ns) {
+        world->result.longest_wait_ns = world->now - choice->last_at;
     }
-    client->last_at = world->now;
-    client->delivered++;
-    client->last_token = token;
-    sim_reference(client, token);
+    choice->last_at = world->now;
+    choice->delivered++;
+    choice->last_token = token;
+    sim_reference(choice, token);
     world->result.tokens++;
-    if (client->delivered == client->stop_at && token != SIM_EOS) {
+    if (choice->delivered == client->stop_at && token != SIM_EOS) {
         struct sim_event *stop =
             sim_schedule(world, SIM_CORE, world->now + sim_time(world, process, MS), process);
         stop->event.kind = EVENT_STOP_FOUND;
-        stop->event.u.stop_found.request = request;
-        stop->event.u.stop_found.completion_tokens = client->delivered;
-        client->is_stopping = true;
+        stop->event.u.stop_found.request = effect->u.deliver.request;
+        stop->event.u.stop_found.index = index;
+        stop->event.u.stop_found.completion_tokens = choice->delivered;
+        choice->is_stopping = true;
     }
-    if (client->delivered == client->unread_at) {
+    if (index == 0 && choice->delivered == client->unread_at) {
         sim_leave_at(world, (uint32_t)(client - world->clients), world->now + UNREAD_NS);
     }
 }
 
 void sim_deliver(struct world *world, uint32_t process, const struct effect *effect) {
     struct client *client = &world->clients[effect->u.deliver.call.v - 1];
+    uint32_t index = effect->u.deliver.index;
     SIM_CHECK(world, !client->is_answered, "I20: a token after the terminal");
+    SIM_CHECK(world, index < client->choice_count && !client->choices[index].is_done,
+              "I20: a token after the end of its choice");
     SIM_CHECK(world, client->router == process, "I19: a token for another router's client");
     for (uint32_t i = 0; i < effect->u.deliver.token_count; i++) {
         sim_token(world, process, client, effect, effect->u.deliver.tokens[i]);
     }
 }
 
-static void sim_answer_ok(struct world *world, const struct client *client,
-                          const struct effect *effect) {
-    world->result.ok++;
-    if (effect->u.answer.finish == FINISH_LENGTH) {
-        SIM_CHECK(world, client->delivered == client->max_tokens,
+/* One choice ends well: it is as long as was asked for, or there is a reason. */
+static void sim_choice_ok(struct world *world, const struct client *client,
+                          const struct choice *choice, enum finish finish) {
+    if (finish == FINISH_LENGTH) {
+        SIM_CHECK(world, choice->delivered == client->max_tokens,
                   "I20: success with fewer tokens than asked for");
     } else {
         SIM_CHECK(world,
-                  effect->u.answer.finish == FINISH_STOP &&
-                      (client->is_stopping || client->last_token == SIM_EOS),
+                  finish == FINISH_STOP && (choice->is_stopping || choice->last_token == SIM_EOS),
                   "I20: success without a reason to stop");
     }
-    SIM_CHECK(world,
-              client->is_stopping || effect->u.answer.usage.completion_tokens == client->delivered,
+}
+
+static void sim_choice_done(struct world *world, struct client *client, uint32_t index) {
+    SIM_CHECK(world, index < client->choice_count && !client->choices[index].is_done,
+              "I20: two ends for one choice");
+    client->choices[index].is_done = true;
+}
+
+void sim_choice(struct world *world, const struct effect *effect) {
+    struct client *client = &world->clients[effect->u.choice.call.v - 1];
+    enum finish finish = effect->u.choice.finish;
+    SIM_CHECK(world, !client->is_answered, "I20: the end of a choice after that of its call");
+    sim_choice_done(world, client, effect->u.choice.index);
+    client->choices[effect->u.choice.index].is_cut = finish >= FINISH_ABORT;
+    TRACE(world, "  client %llu: choice %u ends: %s",
+          (unsigned long long)effect->u.choice.call.v - 1, effect->u.choice.index,
+          finish_name(finish));
+    if (finish < FINISH_ABORT) {
+        sim_choice_ok(world, client, &client->choices[effect->u.choice.index], finish);
+        world->result.choices++;
+    }
+}
+
+static void sim_answer_ok(struct world *world, struct client *client, const struct effect *effect) {
+    world->result.ok++;
+    sim_choice_done(world, client, effect->u.answer.index);
+    sim_choice_ok(world, client, &client->choices[effect->u.answer.index], effect->u.answer.finish);
+    uint32_t delivered = 0;
+    bool is_stopping = false;
+    for (uint32_t i = 0; i < client->choice_count; i++) {
+        SIM_CHECK(world, client->choices[i].is_done && !client->choices[i].is_cut,
+                  "I20: success although a choice has no end");
+        delivered += client->choices[i].delivered;
+        is_stopping = is_stopping || client->choices[i].is_stopping;
+    }
+    SIM_CHECK(world, is_stopping || effect->u.answer.usage.completion_tokens == delivered,
               "I20: usage differs from what was delivered");
+    SIM_CHECK(world, effect->u.answer.usage.prompt_tokens == client->prompt_count,
+              "I20: the prompt counts once");
+}
+
+/* A choice that was not told a good end and lacks something. */
+static bool sim_is_incomplete(const struct client *client, const struct choice *choice) {
+    return (!choice->is_done || choice->is_cut) &&
+           (choice->delivered == 0 ||
+            (choice->delivered < client->max_tokens && choice->last_token != SIM_EOS));
 }
 
 static void sim_answer_failed(struct world *world, const struct client *client,
@@ -321,21 +392,21 @@ static void sim_answer_failed(struct world *world, const struct client *client,
     SIM_CHECK(world, !world->schedule->is_strict || client->is_doomed,
               "one fault alone made a request fail");
     SIM_CHECK(world, effect->u.answer.status != STATUS_OK, "I20: a failure that says OK");
-    SIM_CHECK(world,
-              effect->u.answer.cause == CAUSE_DEADLINE || client->delivered == 0 ||
-                  (client->delivered < client->max_tokens && client->last_token != SIM_EOS),
-              "I20: a failure although the answer was complete");
+    bool is_incomplete = effect->u.answer.cause == CAUSE_DEADLINE;
+    for (uint32_t i = 0; i < client->choice_count; i++) {
+        is_incomplete = is_incomplete || sim_is_incomplete(client, &client->choices[i]);
+    }
+    SIM_CHECK(world, is_incomplete, "I20: a failure although the answer was complete");
 }
 
 void sim_answer(struct world *world, uint32_t process, const struct effect *effect) {
     struct client *client = &world->clients[effect->u.answer.call.v - 1];
+    const struct choice *first = &client->choices[0];
     SIM_CHECK(world, !client->is_answered, "I20: two terminals for one request");
-    client->is_answered = true;
-    world->clients_open--;
-    TRACE(world, "  answer client %llu: %s %s finish %s, %u tokens",
+    TRACE(world, "  answer client %llu: %s %s finish %s, %u tokens of choice 0 of %u",
           (unsigned long long)effect->u.answer.call.v - 1, outcome_name(effect->u.answer.outcome),
           cause_name(effect->u.answer.cause), finish_name(effect->u.answer.finish),
-          client->delivered);
+          first->delivered, client->choice_count);
     if (effect->u.answer.outcome == OUTCOME_OK) {
         sim_answer_ok(world, client, effect);
     } else if (effect->u.answer.outcome == OUTCOME_ABORTED) {
@@ -345,12 +416,14 @@ void sim_answer(struct world *world, uint32_t process, const struct effect *effe
     } else {
         sim_answer_failed(world, client, effect);
     }
+    client->is_answered = true;
+    world->clients_open--;
     if (effect->u.answer.request == 0) {
         return; /* refused before it was an entry: nothing of it is left */
     }
     int64_t at = world->now + sim_time(world, process, MS);
-    if (client->unread_at > 0 && client->delivered >= client->unread_at && !client->is_left) {
-        int64_t closed = client->last_at + UNREAD_NS; /* the call cannot close before */
+    if (client->unread_at > 0 && first->delivered >= client->unread_at && !client->is_left) {
+        int64_t closed = first->last_at + UNREAD_NS; /* the call cannot close before */
         at = closed > at && !world->is_settling ? closed : at;
     }
     world->answered_until = at > world->answered_until ? at : world->answered_until;

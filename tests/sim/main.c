@@ -50,6 +50,7 @@ static void add(struct sim_result *total, const struct sim_result *one) {
     total->events += one->events;
     total->retries += one->retries;
     total->resumes += one->resumes;
+    total->choices += one->choices;
     total->commits += one->commits;
     total->local += one->local;
     total->retractions += one->retractions;
@@ -128,14 +129,14 @@ static void tell(const struct sim_result *total, uint64_t seeds, uint64_t failur
            (unsigned long long)total->failed, (unsigned long long)total->aborted,
            (unsigned long long)total->lost_with_router);
     printf("tokens %llu, steps %llu, commits %llu, one-leg %llu, retries %llu, resumes %llu, "
-           "retractions %llu (%llu tokens computed again); slowest drain %.3f s (virtual); %.0f "
-           "requests/s, %.0f events/s\n",
+           "choices %llu, retractions %llu (%llu tokens computed again); slowest drain %.3f s "
+           "(virtual); %.0f requests/s, %.0f events/s\n",
            (unsigned long long)total->tokens, (unsigned long long)total->steps,
            (unsigned long long)total->commits, (unsigned long long)total->local,
            (unsigned long long)total->retries, (unsigned long long)total->resumes,
-           (unsigned long long)total->retractions, (unsigned long long)total->recomputed,
-           (double)total->drained_ns / 1e9, (double)total->requests / elapsed,
-           (double)total->events / elapsed);
+           (unsigned long long)total->choices, (unsigned long long)total->retractions,
+           (unsigned long long)total->recomputed, (double)total->drained_ns / 1e9,
+           (double)total->requests / elapsed, (double)total->events / elapsed);
     uint64_t all = 0;
     for (uint32_t i = FAULT_CLIENT + 1; i < FAULT_COUNT; i++) {
         all += total->struck[i];

@@ -143,6 +143,12 @@ static bool sim_may_follow(enum role role, uint32_t from, uint32_t to) {
     if (role == ROLE_PREFILL) {
         return to > from; /* QUEUED, COMPUTING, SENT, LEAVING; a whole prefix hit skips one */
     }
+    if (from == REQUEST_GATHERING) {
+        return to == REQUEST_ANSWERING;
+    }
+    if (from == REQUEST_WAITING) {
+        return to == REQUEST_PLACING || to == REQUEST_ADMITTING;
+    }
     return to == REQUEST_ANSWERING || (to != REQUEST_TOKENIZING && to != REQUEST_NONE);
 }
 
@@ -354,13 +360,17 @@ static void sim_check_discovery(struct world *world, const struct process *p,
     }
 }
 
-/* I5: only admission creates, one entry a step. */
+/* I5: only admission creates, one entry a step; and a prompt the other choices of its call. */
 static void sim_check_created(struct world *world, struct process *p, const struct event *event) {
     const struct node *node = sim_node_of(p);
     bool may_create = p->role == ROLE_ROUTER   ? event->kind == EVENT_CLIENT_OPEN
                       : p->role == ROLE_DECODE ? sim_is_mail(event, MESSAGE_ADMIT)
                                                : sim_is_mail(event, MESSAGE_PREFILL);
-    SIM_CHECK(world, node->ledger.created <= p->created + (may_create ? 1 : 0),
+    uint32_t most = may_create ? 1 : 0;
+    if (p->role == ROLE_ROUTER && event->kind == EVENT_TOKENIZED) {
+        most = event->u.tokenized.choices > 1 ? event->u.tokenized.choices - 1 : 0;
+    }
+    SIM_CHECK(world, node->ledger.created <= p->created + most,
               "I5: something other than admission created an entry");
     SIM_CHECK(world, node->ledger.created == p->created || p->retracted == 0,
               "a request was admitted past others that wait for the pages that they gave up");

@@ -74,10 +74,11 @@ static void sim_start_prefill(struct world *world, uint32_t process) {
 
 static void sim_start_router(struct world *world, uint32_t process) {
     struct process *p = &world->processes[process];
+    uint32_t words = world->knobs.new_min > 0 ? 256 : 1024; /* the more for logprobs */
     struct router_config config = {.node = sim_node(world, process),
                                    .requests_max = world->knobs.requests_max,
                                    .workers_max = 32,
-                                   .words_max = world->knobs.requests_max * 1024,
+                                   .words_max = world->knobs.requests_max * words,
                                    .disaggregate_above = world->knobs.disaggregate_above,
                                    .secret = sim_secret(p)};
     sim_core_memory(world, p, router_bytes(&config), sizeof(struct router_core));

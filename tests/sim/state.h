@@ -131,20 +131,30 @@ struct process {
     uint64_t cursor;         /* steps of the poisoner */
 };
 
-struct client {
-    bool is_used, is_answered, is_lost, is_left, is_stopping, is_abortable, is_probe, is_crowd;
-    bool is_doomed; /* a fault that ends this request honestly has struck it */
-    uint32_t router, generation;
-    uint32_t prompt_count, max_tokens, delivered;
-    uint32_t prompt[SIM_PROMPT_MAX];
-    uint64_t seed;
-    uint32_t logprobs;     /* as in struct sampling */
+#define SIM_CHOICES 4u
+
+/* One of the answers to a client's prompt. */
+struct choice {
+    bool is_done, is_stopping;
+    bool is_cut; /* told that it ends with its call */
+    uint32_t delivered;
     uint64_t h, attention; /* reference state after all known tokens */
-    uint32_t stop_at;      /* 0 = no stop string */
-    uint32_t unread_at;    /* 0 = reads everything */
     uint32_t last_token;
     int64_t last_at;
+};
+
+struct client {
+    bool is_used, is_answered, is_lost, is_left, is_abortable, is_probe, is_crowd;
+    bool is_doomed; /* a fault that ends this request honestly has struck it */
+    uint32_t router, generation;
+    uint32_t prompt_count, max_tokens, choice_count;
+    uint32_t prompt[SIM_PROMPT_MAX];
+    uint64_t seed;
+    uint32_t logprobs;  /* as in struct sampling */
+    uint32_t stop_at;   /* in each choice; 0 = no stop string */
+    uint32_t unread_at; /* of choice 0; 0 = reads everything */
     int64_t deadline_at;
+    struct choice choices[SIM_CHOICES];
 };
 
 struct world {
@@ -294,6 +304,7 @@ void sim_probe(struct world *world);
 void sim_leave(struct world *world, struct sim_event *event);
 void sim_tokenize(struct world *world, uint32_t process, const struct effect *effect);
 void sim_deliver(struct world *world, uint32_t process, const struct effect *effect);
+void sim_choice(struct world *world, const struct effect *effect);
 void sim_answer(struct world *world, uint32_t process, const struct effect *effect);
 void sim_lose_clients(struct world *world, uint32_t process);
 

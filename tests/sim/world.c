@@ -127,6 +127,7 @@ static void sim_effect(struct world *world, uint32_t process, const struct effec
     case EFFECT_STREAM_CLOSE: sim_stream_close(world, process, effect); break;
     case EFFECT_TOKENIZE: sim_tokenize(world, process, effect); break;
     case EFFECT_DELIVER: sim_deliver(world, process, effect); break;
+    case EFFECT_CHOICE: sim_choice(world, effect); break;
     case EFFECT_ANSWER: sim_answer(world, process, effect); break;
     case EFFECT_STEP: sim_step(world, process, effect->u.plan); break;
     case EFFECT_LINK_ARM: sim_arm(world, process, effect); break;

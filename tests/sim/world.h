@@ -59,6 +59,7 @@ struct sim_cost {
 struct sim_result {
     uint64_t requests, ok, failed, aborted, lost_with_router;
     uint64_t tokens, steps, events, retries, resumes, commits, local, retractions, recomputed;
+    uint64_t choices; /* that ended well before their call did */
     uint64_t tokens_messages;
     uint64_t struck[FAULT_COUNT]; /* how often each fault struck */
     uint32_t opportunities[FAULT_COUNT];

@@ -27,7 +27,14 @@ class Inference(inference_pb2_grpc.InferenceServicer):
         seen.append(request)
         if request.model != "only":
             context.abort(grpc.StatusCode.NOT_FOUND, f"no worker serves {request.model}")
-        yield api.GenerateReply(token_ids=[1], text="Hallo ")
+        if request.n > 1:
+            yield api.GenerateReply(index=1, token_ids=[7], text="zwei")
+            yield api.GenerateReply(index=0, token_ids=[5], text="eins", finish_reason="length")
+            yield api.GenerateReply(index=1, finish_reason="stop", usage=api.Usage(prompt_tokens=4, completion_tokens=2, seed=9))
+            return
+        logprobs = [api.TokenLogprobs(logprob=-0.5, top_token_ids=[1, 8], top_logprobs=[-0.5, -1.25])]
+        yield api.GenerateReply(token_ids=[1], text="Hallo ",
+                                logprobs=logprobs if request.sampling.WhichOneof("set_logprobs") else [])
         yield api.GenerateReply(token_ids=[2, 3], text="Welt 🎼", finish_reason="stop",
                                 usage=api.Usage(prompt_tokens=4, cached_tokens=2, completion_tokens=3, seed=99))
 
@@ -54,6 +61,15 @@ try:
     done = client("hi", "--model", "only")
     assert done.returncode == 0 and seen[1].max_tokens == 128, done.stderr
     assert seen[1].sampling.WhichOneof("set_temperature") is None, "unset must stay unset"
+
+    done = client("hi", "--logprobs", "2")
+    assert done.returncode == 0 and done.stderr == "0 token 1 -0.500 | 1:-0.500 8:-1.250\n", done.stderr
+    assert seen[2].sampling.logprobs == 2 and seen[1].sampling.WhichOneof("set_logprobs") is None
+
+    done = client("hi", "--n", "2")
+    assert done.stdout == ("[choice 0: length]\neins\n[choice 1: stop]\nzwei\n\n"
+                           "[stop: 4 prompt tokens (0 cached), 2 generated, seed 9]\n"), done.stdout
+    assert seen[3].n == 2
 
     done = client("hi", "--model", "other")
     assert done.returncode == 1 and done.stderr == "NOT_FOUND: no worker serves other\n", done.stderr

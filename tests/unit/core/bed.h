@@ -40,6 +40,10 @@ static inline void bed_describe(const struct effects *out, char *text, size_t ca
         if (effect->kind == EFFECT_STREAM_SEND && effect->u.message.kind == MESSAGE_PREFILL_END) {
             writer_printf(&writer, "(%s)", outcome_name(effect->u.message.u.prefill_end.outcome));
         }
+        if (effect->kind == EFFECT_CHOICE) {
+            writer_printf(&writer, "(%u %s)", effect->u.choice.index,
+                          finish_name(effect->u.choice.finish));
+        }
         if (effect->kind == EFFECT_ANSWER) {
             writer_printf(&writer, "(%s)", outcome_name(effect->u.answer.outcome));
         }

@@ -975,6 +975,409 @@ static void test_a_busy_decode_worker_is_probed_by_one_request_at_a_time(void **
     bed_destroy(bed);
 }
 
+/* --- several answers to one prompt --- */
+
+#define CHOICES 3u
+
+static uint32_t choice_index(const struct bed *bed, uint32_t choice) {
+    const struct request *leader = &bed->core.requests[pool_index(bed->request)];
+    return choice == 0                ? pool_index(bed->request)
+           : leader->choices > choice ? leader->others[choice]
+                                      : ROUTER_NONE;
+}
+
+static struct request *choice_of(struct bed *bed, uint32_t choice) {
+    uint32_t at = choice_index(bed, choice);
+    assert_int_not_equal(at, ROUTER_NONE);
+    return &bed->core.requests[at];
+}
+
+/* "state state state" of the three choices. */
+static void choices_states(const struct bed *bed, char text[128]) {
+    struct writer writer;
+    writer_init(&writer, text, 127);
+    for (uint32_t choice = 0; choice < CHOICES; choice++) {
+        uint32_t at = choice_index(bed, choice);
+        bool is_gone = at == ROUTER_NONE || bed->core.requests[at].call.v != CALL;
+        writer_printf(&writer, "%s%s", choice > 0 ? " " : "",
+                      is_gone ? "gone" : request_state_name(bed->core.requests[at].state));
+    }
+    text[writer.len] = '\0';
+}
+
+static void choice_send(struct bed *bed, uint32_t choice, enum message_kind kind,
+                        enum outcome outcome, enum cause cause) {
+    const struct request *request = choice_of(bed, choice);
+    struct attempt_id attempt = request->attempt;
+    uint64_t stream = request->decode_stream.v;
+    uint32_t token = 40 + choice;
+    struct message message = {.kind = kind};
+    if (kind == MESSAGE_ADMITTED) {
+        message.u.admitted.attempt = attempt;
+        message.u.admitted.slot.v = (uint64_t)(1 + choice) << 32;
+        message.u.admitted.is_local = true;
+    } else if (kind == MESSAGE_TOKENS) {
+        message.u.tokens.count = 1;
+        message.u.tokens.attempts = &attempt.v;
+        message.u.tokens.tokens = &token;
+    } else {
+        message.u.end.attempt = attempt;
+        message.u.end.outcome = outcome;
+        message.u.end.cause = cause;
+        message.u.end.finish = outcome == OUTCOME_OK ? FINISH_LENGTH : FINISH_ERROR;
+    }
+    bed_send(bed, &message, stream);
+}
+static void choice_ends(struct bed *bed, uint32_t choice) {
+    choice_send(bed, choice, MESSAGE_END, OUTCOME_OK, CAUSE_DONE);
+}
+
+static void call_tokenized(struct bed *bed, uint32_t choices, uint32_t max_tokens) {
+    static const uint32_t tokens[5] = {3, 4, 5, 6, 7};
+    struct sampling sampling = {.seed = 1};
+    struct event event = {.kind = EVENT_TOKENIZED};
+    event.u.tokenized.request = bed->request;
+    event.u.tokenized.detail = "";
+    event.u.tokenized.tokens = tokens;
+    event.u.tokenized.token_count = 5;
+    event.u.tokenized.max_tokens = max_tokens;
+    event.u.tokenized.choices = choices;
+    event.u.tokenized.sampling = &sampling;
+    event.u.tokenized.eos = tokens;
+    bed_step(bed, &event);
+}
+
+/* Where the three choices are, one situation after the other. */
+enum situation { BEGINS, FIRST_RUNS, ALL_RUN, GATHERS, ONE_IS_LEFT, FIRST_IS_LEFT, SITUATIONS };
+
+static struct bed *bed_choices(enum situation situation) {
+    struct bed *bed = bed_create(true);
+    apply_open(bed);
+    call_tokenized(bed, CHOICES, 3);
+    assert_string_equal(bed->text, "admit");
+    if (situation == BEGINS) {
+        return bed;
+    }
+    choice_send(bed, 0, MESSAGE_ADMITTED, OUTCOME_NONE, CAUSE_NONE);
+    choice_send(bed, 0, MESSAGE_TOKENS, OUTCOME_NONE, CAUSE_NONE);
+    assert_string_equal(bed->text, "deliver admit admit");
+    if (situation == FIRST_RUNS) {
+        return bed;
+    }
+    for (uint32_t choice = 1; choice < CHOICES; choice++) {
+        choice_send(bed, choice, MESSAGE_ADMITTED, OUTCOME_NONE, CAUSE_NONE);
+        choice_send(bed, choice, MESSAGE_TOKENS, OUTCOME_NONE, CAUSE_NONE);
+        assert_string_equal(bed->text, "deliver");
+    }
+    if (situation == FIRST_IS_LEFT) {
+        choice_ends(bed, 1);
+        choice_ends(bed, 2);
+    } else if (situation != ALL_RUN) {
+        choice_ends(bed, 0);
+        assert_string_equal(bed->text, "choice(0 length)");
+    }
+    if (situation == ONE_IS_LEFT) {
+        choice_ends(bed, 1);
+        assert_string_equal(bed->text, "choice(1 length)");
+    }
+    return bed;
+}
+
+static void apply_first_ends(struct bed *bed) {
+    choice_ends(bed, 0);
+}
+static void apply_other_ends(struct bed *bed) {
+    choice_ends(bed, 2);
+}
+static void apply_first_is_lost(struct bed *bed) {
+    choice_send(bed, 0, MESSAGE_END, OUTCOME_FAILED, CAUSE_STEP_FAILED);
+}
+static void apply_other_is_lost(struct bed *bed) {
+    choice_send(bed, 2, MESSAGE_END, OUTCOME_FAILED, CAUSE_STEP_FAILED);
+}
+static void apply_first_fails(struct bed *bed) {
+    choice_of(bed, 0)->failures = ROUTER_RETRIES;
+    apply_first_is_lost(bed);
+}
+static void apply_other_fails(struct bed *bed) {
+    choice_of(bed, 2)->failures = ROUTER_RETRIES;
+    apply_other_is_lost(bed);
+}
+static void bed_stop_found(struct bed *bed, uint32_t choice) {
+    struct event event = {.kind = EVENT_STOP_FOUND};
+    event.u.stop_found.request = bed->request;
+    event.u.stop_found.index = choice;
+    event.u.stop_found.completion_tokens = 1;
+    bed_step(bed, &event);
+}
+static void apply_first_stops(struct bed *bed) {
+    bed_stop_found(bed, 0);
+}
+static void apply_other_stops(struct bed *bed) {
+    bed_stop_found(bed, 2);
+}
+static void apply_nobody_stops(struct bed *bed) {
+    bed_stop_found(bed, 7);
+}
+static void apply_grace_is_over(struct bed *bed) {
+    struct event drain = {.kind = EVENT_DRAIN};
+    drain.u.drain.grace = span_ms(1);
+    bed_step(bed, &drain);
+    bed->now += BED_SECOND;
+    struct event tick = {.kind = EVENT_TICK};
+    bed_step(bed, &tick);
+}
+
+static const struct {
+    const char *name;
+    apply apply;
+    const char *cell[SITUATIONS]; /* NULL: nobody is there to say so */
+} choices_table[] = {
+    {"choice 0 ends",
+     apply_first_ends,
+     {"admitting waiting waiting: admit", "gathering admitting admitting: choice(0 length)",
+      "gathering streaming streaming: choice(0 length)", NULL, NULL,
+      "answering gone gone: answer(ok)"}},
+    {"choice 2 ends",
+     apply_other_ends,
+     {NULL, "streaming admitting admitting: admit", "streaming streaming gone: choice(2 length)",
+      "gathering streaming gone: choice(2 length)", "answering gone gone: answer(ok)", NULL}},
+    {"the attempt of choice 0 is lost",
+     apply_first_is_lost,
+     {"admitting waiting waiting: admit", "admitting admitting admitting: admit",
+      "admitting streaming streaming: admit", NULL, NULL, "admitting gone gone: admit"}},
+    {"the attempt of choice 2 is lost",
+     apply_other_is_lost,
+     {NULL, "streaming admitting admitting: admit", "streaming streaming admitting: admit",
+      "gathering streaming admitting: admit", "gathering gone admitting: admit", NULL}},
+    {"choice 0 fails",
+     apply_first_fails,
+     {"answering gone gone: choice(0 error) choice(1 error) answer(failed)",
+      "answering gone gone: choice(0 error) choice(1 error) abort abort answer(failed)",
+      "answering gone gone: choice(0 error) choice(1 error) abort abort answer(failed)", NULL, NULL,
+      "answering gone gone: answer(failed)"}},
+    {"choice 2 fails",
+     apply_other_fails,
+     {NULL, "answering gone gone: choice(0 error) choice(1 error) abort abort answer(failed)",
+      "answering gone gone: choice(0 error) choice(1 error) abort abort answer(failed)",
+      "answering gone gone: choice(1 error) abort answer(failed)",
+      "answering gone gone: answer(failed)", NULL}},
+    {"a stop string in choice 0",
+     apply_first_stops,
+     {NULL, "gathering admitting admitting: choice(0 stop) abort",
+      "gathering streaming streaming: choice(0 stop) abort", "gathering streaming streaming: ",
+      "gathering gone streaming: ", "answering gone gone: abort answer(ok)"}},
+    {"a stop string in choice 2",
+     apply_other_stops,
+     {NULL, NULL, "streaming streaming gone: choice(2 stop) abort",
+      "gathering streaming gone: choice(2 stop) abort", "answering gone gone: abort answer(ok)",
+      "streaming gone gone: "}},
+    {"a stop string in no choice",
+     apply_nobody_stops,
+     {"admitting waiting waiting: ", "streaming admitting admitting: ",
+      "streaming streaming streaming: ", "gathering streaming streaming: ",
+      "gathering gone streaming: ", "streaming gone gone: "}},
+    {"client gone",
+     apply_gone,
+     {"answering gone gone: abort answer(aborted)",
+      "answering gone gone: abort abort abort answer(aborted)",
+      "answering gone gone: abort abort abort answer(aborted)",
+      "answering gone gone: abort abort answer(aborted)",
+      "answering gone gone: abort answer(aborted)", "answering gone gone: abort answer(aborted)"}},
+    {"client gone, twice",
+     apply_gone_twice,
+     {"answering gone gone: ", "answering gone gone: ", "answering gone gone: ",
+      "answering gone gone: ", "answering gone gone: ", "answering gone gone: "}},
+    {"Abort by request_id",
+     apply_abort_label,
+     {"answering gone gone: choice(0 abort) choice(1 abort) abort answer(aborted)",
+      "answering gone gone: choice(0 abort) choice(1 abort) abort abort abort answer(aborted)",
+      "answering gone gone: choice(0 abort) choice(1 abort) abort abort abort answer(aborted)",
+      "answering gone gone: choice(1 abort) abort abort answer(aborted)",
+      "answering gone gone: abort answer(aborted)", "answering gone gone: abort answer(aborted)"}},
+    {"Abort by session_id",
+     apply_abort_session,
+     {"answering gone gone: choice(0 abort) choice(1 abort) abort answer(aborted)",
+      "answering gone gone: choice(0 abort) choice(1 abort) abort abort abort answer(aborted)",
+      "answering gone gone: choice(0 abort) choice(1 abort) abort abort abort answer(aborted)",
+      "answering gone gone: choice(1 abort) abort abort answer(aborted)",
+      "answering gone gone: abort answer(aborted)", "answering gone gone: abort answer(aborted)"}},
+    {"deadline",
+     apply_deadline,
+     {"answering gone gone: choice(0 error) choice(1 error) abort answer(failed)",
+      "answering gone gone: choice(0 error) choice(1 error) abort abort abort answer(failed)",
+      "answering gone gone: choice(0 error) choice(1 error) abort abort abort answer(failed)",
+      "answering gone gone: choice(1 error) abort abort answer(failed)",
+      "answering gone gone: abort answer(failed)", "answering gone gone: abort answer(failed)"}},
+    {"R-D session ends",
+     apply_decode_ends,
+     {"placing waiting waiting: ", "placing placing placing: ", "placing placing placing: ",
+      "gathering placing placing: ", "gathering gone placing: ", "placing gone gone: "}},
+    {"shut down",
+     apply_grace_is_over,
+     {"answering gone gone: choice(0 error) choice(1 error) abort answer(failed)",
+      "answering gone gone: choice(0 error) choice(1 error) abort abort abort answer(failed)",
+      "answering gone gone: choice(0 error) choice(1 error) abort abort abort answer(failed)",
+      "answering gone gone: choice(1 error) abort abort answer(failed)",
+      "answering gone gone: abort answer(failed)", "answering gone gone: abort answer(failed)"}},
+};
+
+static void test_every_cell_of_the_table_of_choices(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < sizeof choices_table / sizeof choices_table[0]; i++) {
+        for (enum situation situation = BEGINS; situation < SITUATIONS; situation++) {
+            if (choices_table[i].cell[situation] == NULL) {
+                continue;
+            }
+            struct bed *bed = bed_choices(situation);
+            choices_table[i].apply(bed);
+            char states[128];
+            char found[1024];
+            choices_states(bed, states);
+            (void)snprintf(found, sizeof found, "%s: %s", states, bed->text);
+            if (strcmp(found, choices_table[i].cell[situation]) != 0) {
+                fail_msg("%s, situation %u: \"%s\", expected \"%s\"", choices_table[i].name,
+                         situation, found, choices_table[i].cell[situation]);
+            }
+            bed_destroy(bed);
+        }
+    }
+}
+
+/* The answer of a step; fails the test if there is none. */
+static const struct effect *bed_answer(const struct bed *bed) {
+    for (uint32_t i = 0; i < bed->out.count; i++) {
+        if (bed->out.items[i].kind == EFFECT_ANSWER) {
+            return &bed->out.items[i];
+        }
+    }
+    fail_msg("nothing was answered");
+    abort();
+}
+
+static void test_choices_have_seeds_of_their_own_and_one_usage(void **state) {
+    (void)state;
+    struct bed *bed = bed_choices(FIRST_RUNS);
+    uint64_t seeds[CHOICES];
+    for (uint32_t choice = 0; choice < CHOICES; choice++) {
+        seeds[choice] = choice_of(bed, choice)->sampling.seed;
+    }
+    assert_true(seeds[0] == 1);
+    assert_true(seeds[1] == mix64(1 + 0x9e3779b97f4a7c15ull));
+    assert_true(seeds[2] == mix64(1 + 2 * 0x9e3779b97f4a7c15ull));
+    /* Both are sent where the prompt is, and may compute what is left of its last page. */
+    for (uint32_t i = 0; i < bed->out.count; i++) {
+        const struct effect *effect = &bed->out.items[i];
+        if (effect->kind == EFFECT_STREAM_SEND && effect->u.message.kind == MESSAGE_ADMIT) {
+            assert_int_equal(effect->stream.v, DECODE);
+            assert_int_equal(effect->u.message.u.admit.local_max, 4);
+            assert_int_equal(effect->u.message.u.admit.token_count, 5);
+        }
+    }
+    bed_destroy(bed);
+    bed = bed_choices(ONE_IS_LEFT);
+    apply_other_ends(bed);
+    const struct effect *answer = bed_answer(bed);
+    assert_int_equal(answer->u.answer.index, 2);
+    assert_int_equal(answer->u.answer.finish, FINISH_LENGTH);
+    assert_int_equal(answer->u.answer.usage.prompt_tokens, 5);
+    assert_int_equal(answer->u.answer.usage.completion_tokens, 3);
+    assert_true(answer->u.answer.seed == 1);
+    apply_answered(bed);
+    assert_int_equal(bed->core.node.ledger.live, 0);
+    assert_int_equal(bed->core.words.taken, 0);
+    bed_destroy(bed);
+}
+
+static void test_choices_go_where_the_prompt_is_though_another_worker_is_idle(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    bed_worker(bed, ROLE_DECODE, 501, DECODE2);
+    apply_open(bed);
+    call_tokenized(bed, 8, 3);
+    choice_send(bed, 0, MESSAGE_ADMITTED, OUTCOME_NONE, CAUSE_NONE);
+    choice_send(bed, 0, MESSAGE_TOKENS, OUTCOME_NONE, CAUSE_NONE);
+    for (uint32_t choice = 1; choice < 8; choice++) {
+        assert_int_equal(choice_of(bed, choice)->decode, choice_of(bed, 0)->decode);
+    }
+    /* What of them is lost is placed like any other. */
+    choice_send(bed, 5, MESSAGE_END, OUTCOME_FAILED, CAUSE_STEP_FAILED);
+    assert_int_equal(choice_of(bed, 5)->prefer, 0);
+    bed_destroy(bed);
+}
+
+static void test_choices_that_do_not_fit_are_refused_whole(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t choices, max_tokens;
+        enum status status;
+        const char *says;
+    } cases[] = {
+        {17, 1, STATUS_INVALID, "n is 17: at most 16"},
+        {UINT32_MAX, 1, STATUS_INVALID, "n is 4294967295"},
+        {6, 42, STATUS_INVALID,
+         "prompt (5 tokens) and n (6) x max_tokens (42) are 257 tokens: more than the 256"},
+        {9, 1, STATUS_BUSY, "--max-requests"},
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct bed *bed = bed_create(true);
+        apply_open(bed);
+        call_tokenized(bed, cases[i].choices, cases[i].max_tokens);
+        assert_string_equal(bed->text, "answer(failed)");
+        assert_int_equal(bed_answer(bed)->u.answer.status, cases[i].status);
+        assert_non_null(strstr(bed_answer(bed)->u.answer.detail, cases[i].says));
+        assert_int_equal(bed->core.node.ledger.live, 1);
+        assert_int_equal(bed->core.words.taken, 0);
+        bed_destroy(bed);
+    }
+    struct bed *bed = bed_create(true);
+    apply_open(bed);
+    call_tokenized(bed, 8, 31); /* 5 + 8 x 31 = 253 of 256, and all eight places */
+    assert_string_equal(bed->text, "admit");
+    assert_int_equal(bed->core.node.ledger.live, 8);
+    bed_destroy(bed);
+    bed = bed_create(true);
+    uint32_t first = 0;
+    while (words_take(&bed->core.words, WORDS_UNIT, &first) == STATUS_OK) {
+        bed->core.words_held++;
+    }
+    words_free(&bed->core.words, first); /* room for one of three */
+    bed->core.words_held--;
+    apply_open(bed);
+    call_tokenized(bed, 3, 3);
+    assert_string_equal(bed->text, "answer(failed)");
+    assert_int_equal(bed_answer(bed)->u.answer.status, STATUS_BUSY);
+    assert_int_equal(bed->core.node.ledger.live, 1);
+    bed_destroy(bed);
+}
+
+static void test_choices_that_wait_are_placed_though_the_first_has_no_token(void **state) {
+    (void)state;
+    struct bed *bed = bed_choices(BEGINS);
+    choice_send(bed, 0, MESSAGE_ADMITTED, OUTCOME_NONE, CAUSE_NONE);
+    choice_ends(bed, 0); /* not a token: whatever that worker thinks */
+    char states[128];
+    choices_states(bed, states);
+    assert_string_equal(states, "gathering admitting admitting");
+    assert_string_equal(bed->text, "choice(0 length) admit admit");
+    bed_destroy(bed);
+}
+
+static void test_choices_that_wait_end_with_the_deadline_of_their_call(void **state) {
+    (void)state;
+    struct bed *bed = bed_choices(BEGINS);
+    choice_send(bed, 0, MESSAGE_ADMITTED, OUTCOME_NONE, CAUSE_NONE);
+    char states[128];
+    choices_states(bed, states);
+    assert_string_equal(states, "streaming waiting waiting");
+    bed_wait(bed, 70000);
+    assert_non_null(strstr(bed->text, "answer(failed)"));
+    choices_states(bed, states);
+    assert_string_equal(states, "answering gone gone");
+    assert_int_equal(bed_answer(bed)->u.answer.status, STATUS_TIMEOUT);
+    bed_destroy(bed);
+}
+
 /* A request that wants logprobs with up to `alternatives`, admitted. */
 static struct bed *bed_wanting(uint32_t alternatives) {
     struct bed *bed = bed_in(STREAMING);
@@ -1514,6 +1917,12 @@ int main(void) {
         cmocka_unit_test(test_a_worker_whose_address_answers_with_another_life_is_forgotten),
         cmocka_unit_test(test_an_unlisted_worker_is_forgotten_though_it_is_asked_in_vain),
         cmocka_unit_test(test_a_busy_decode_worker_is_probed_by_one_request_at_a_time),
+        cmocka_unit_test(test_every_cell_of_the_table_of_choices),
+        cmocka_unit_test(test_choices_have_seeds_of_their_own_and_one_usage),
+        cmocka_unit_test(test_choices_go_where_the_prompt_is_though_another_worker_is_idle),
+        cmocka_unit_test(test_choices_that_do_not_fit_are_refused_whole),
+        cmocka_unit_test(test_choices_that_wait_are_placed_though_the_first_has_no_token),
+        cmocka_unit_test(test_choices_that_wait_end_with_the_deadline_of_their_call),
         cmocka_unit_test(test_logprobs_reach_the_client_with_their_token),
         cmocka_unit_test(test_who_asked_for_no_logprobs_gets_none),
         cmocka_unit_test(test_a_token_without_its_logprobs_is_another_attempt),

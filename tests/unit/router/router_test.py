@@ -216,7 +216,7 @@ class RouterTest(unittest.TestCase):
         for request, code, words in (
                 (ask(prompt="a", model="nope"), "NOT_FOUND", 'unknown model "nope"; served here: stories260k'),
                 (ask(prompt="a", model=""), invalid, "model is empty"),
-                (ask(prompt="a", max_tokens=0), invalid, "max_tokens is 0"),
+                (ask(prompt="a", max_tokens=2, n=17), invalid, "n is 17: at most 16"),
                 (ask(prompt=""), invalid, "prompt is empty"),
                 (ask(), invalid, "set prompt or token_ids"),
                 (ask(prompt="Once", max_tokens=600), invalid, "exceed the model's context of 512"),

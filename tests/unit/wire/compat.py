@@ -70,7 +70,8 @@ def sampling():
 
 
 def request():
-    r = public.GenerateRequest(model=label(1), max_tokens=u32(), request_id=label(), session_id=label(), sampling=sampling())
+    r = public.GenerateRequest(model=label(1), max_tokens=u32(), request_id=label(), session_id=label(), sampling=sampling(),
+                               n=u32())
     if maybe():
         r.prompt = text()
     else:
@@ -80,7 +81,7 @@ def request():
 
 def reply():
     r = public.GenerateReply(token_ids=[u32() for _ in range(rng.randint(0, 20))], text=rng.choice(["", text()]),
-                             finish_reason=rng.choice(["", "stop", "length", "abort", "error"]), request_id=label())
+                             finish_reason=rng.choice(["", "stop", "length", "abort", "error"]), request_id=label(), index=u32())
     if maybe():
         for _ in r.token_ids:
             k = rng.randint(0, 20)

@@ -94,6 +94,7 @@ static void random_request(struct prng *prng) {
     random_ascii(prng, request.session_label, LABEL_MAX, 0);
     request.max_tokens = random_u32(prng);
     request.has_max_tokens = request.max_tokens > 0;
+    request.choices = random_bool(prng) ? random_u32(prng) : 0;
     request.is_tokens = random_bool(prng);
     if (request.is_tokens) {
         request.token_count = 1 + prng_below(prng, 2000);
@@ -148,6 +149,7 @@ static void test_requests_come_back_as_they_were(void **state) {
         assert_string_equal(out.session_label, request.session_label);
         assert_int_equal(out.has_max_tokens, request.has_max_tokens);
         assert_int_equal(out.max_tokens, request.max_tokens);
+        assert_int_equal(out.choices, request.choices);
         assert_int_equal(out.is_tokens, request.is_tokens);
         assert_same_bytes(out.prompt, request.prompt);
         assert_int_equal(out.token_count, request.token_count);
@@ -399,6 +401,7 @@ static void test_replies_come_back_as_they_were(void **state) {
         reply.text = random_utf8(&prng, sizeof text);
         reply.finish = (enum finish)prng_below(&prng, FINISH_ERROR + 1);
         reply.request = label;
+        reply.index = prng_below(&prng, 16);
         reply.has_usage = random_bool(&prng);
         if (reply.has_usage) {
             reply.usage = (struct usage){random_u32(&prng), random_u32(&prng), random_u32(&prng)};
@@ -431,6 +434,7 @@ static void test_replies_come_back_as_they_were(void **state) {
         assert_same_bytes(out.text, reply.text);
         assert_string_equal(out.request, label);
         assert_int_equal(out.finish, reply.finish);
+        assert_int_equal(out.index, reply.index);
         assert_int_equal(out.has_usage, reply.has_usage);
         assert_memory_equal(&out.usage, &reply.usage, sizeof out.usage);
         assert_true(out.seed == reply.seed);
