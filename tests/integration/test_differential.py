@@ -22,11 +22,13 @@ REQUESTS = int(os.environ.get("BATON_DIFFERENTIAL_REQUESTS") or 300)
 CONTEXT, VOCAB = 512, 512
 NEIGHBOURS = 32
 
-# name -> (page sizes of prefill workers, page sizes of decode workers, arguments of both)
+# name -> (page sizes of prefill workers, page sizes of decode workers, arguments of both). "tight" has two contexts of KV and
+# reserves nothing: what runs there is retracted and computed again.
 PLACES = {
     "one": ([], [16], []),
     "two": ([8], [24], []),
     "four": ([32, 5], [16, 7], ["--test-step-delay", "2ms", "--step-tokens", "96"]),
+    "tight": ([16], [12], ["--kv-tokens", "1024", "--reserve-tokens", "0"]),
     "one-int8": ([], [16], ["--weights", "int8"]),
     "two-int8": ([64], [10], ["--weights", "int8"]),
 }
@@ -172,8 +174,10 @@ class Differential(Case):
         for name, (prefill, decode, arguments) in PLACES.items():
             for role, sizes in (("prefill", prefill), ("decode", decode)):
                 for index, size in enumerate(sizes):
+                    given = [word for flag, value in zip(arguments[::2], arguments[1::2])
+                             for word in (flag, value) if self.made.knows(role, flag[2:])]
                     self.members[name].append(self.made.start_program(role, f"{role}-{name}-{index + 1}", arguments=[
-                        "--served-model-name", name, "--page-tokens", str(size), *arguments]))
+                        "--served-model-name", name, "--page-tokens", str(size), *given]))
         self.made.wait_ready([member for members in self.members.values() for member in members])
         self.client = client(self.made)
         self.addCleanup(self.client.close)
@@ -263,7 +267,7 @@ class Differential(Case):
         self.assertGreater(hits, REQUESTS // 8)
 
         order = list(range(len(cases)))
-        for name in ("one", "two", "four"):
+        for name in ("one", "two", "four", "tight"):
             draw.draw.shuffle(order)
             for index, (found, _) in self.crowd(cases, name, order):
                 self.same(cases[index][1], found, cases[index][0], f"{name}, request {index} among {NEIGHBOURS}")
@@ -285,7 +289,7 @@ class Differential(Case):
         self.assert_no_faults(self.made)
 
     def kill_in_the_middle(self, draw):
-        """A decode worker and then a prefill worker of two dies while long answers run."""
+        """A decode worker and then a prefill worker of two dies while long answers run; and no worker, but their pages."""
         for role, state in (("decode", "running"), ("prefill", "computing")):
             requests = [draw.request() for _ in range(NEIGHBOURS)]
             for request in requests:
@@ -304,12 +308,17 @@ class Differential(Case):
                 victim.kill()
                 for index, (found, _) in running.result():
                     self.same(cases[index][1], found, cases[index][0], f"{role} killed, request {index}")
+            for index, (found, _) in self.crowd(cases, "tight", order):
+                self.same(cases[index][1], found, cases[index][0], f"retracted, request {index}")
             again = sum(trace.attempts > 1 for trace in self.traces["four"][before:])
             print(f"{victim} killed: {again} of {len(requests)} went on elsewhere")
             if role == "decode":
                 self.assertGreater(again, 0, "nothing was in the middle of anything")
             self.made.restart(victim)
             self.made.wait_ready([victim])
+        retracted = Metrics(self.members["tight"][-1]).sum("baton_retractions_total")
+        print(f"{retracted:.0f} times retracted at tight")
+        self.assertGreater(retracted, 0)
 
 
 if __name__ == "__main__":
