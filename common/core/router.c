@@ -1252,13 +1252,14 @@ static const char *request_invalid(struct router_core *core, struct request *req
         }
     }
     uint32_t limit = model_limit(&model);
-    if (event->u.tokenized.max_tokens == 0 && model.context > 0 && total >= limit) {
+    /* A worker with less than a context of KV calls that its context. */
+    const char *of = limit < model.kv_tokens ? "the model's context"
+                                             : "the KV capacity of the largest decode worker";
+    if (model.context > 0 && event->u.tokenized.token_count >= limit) {
         writer_printf(&writer,
-                      "the prompt (%u tokens) leaves no room for an answer in %s of %u tokens",
-                      event->u.tokenized.token_count,
-                      limit == model.context ? "the model's context"
-                                             : "the KV capacity of the largest decode worker",
-                      limit);
+                      "the prompt (%u tokens) leaves no room for an answer in %s of %u tokens: "
+                      "shorten it",
+                      event->u.tokenized.token_count, of, limit);
         request->detail[writer.len] = '\0';
         return request->detail;
     }
@@ -1266,11 +1267,7 @@ static const char *request_invalid(struct router_core *core, struct request *req
         writer_printf(&writer,
                       "prompt (%u tokens) and max_tokens (%u) together exceed %s of %u "
                       "tokens: shorten one of them",
-                      event->u.tokenized.token_count, event->u.tokenized.max_tokens,
-                      /* A worker with less than a context of KV calls that its context. */
-                      limit < model.kv_tokens ? "the model's context"
-                                              : "the KV capacity of the largest decode worker",
-                      limit);
+                      event->u.tokenized.token_count, event->u.tokenized.max_tokens, of, limit);
         request->detail[writer.len] = '\0';
         return request->detail;
     }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <xxhash.h>
 
@@ -80,6 +81,13 @@ out:
 }
 
 enum status files_open(const char *directory, struct worker_files **out) {
+    struct stat about;
+    if (stat(directory, &about) != 0 || !S_ISDIR(about.st_mode)) {
+        LOG_ERROR("--model is not a directory: it takes one in the Hugging Face layout (of a GGUF "
+                  "file tools/convert-gguf makes one)",
+                  LOG_TEXT("model", directory));
+        return STATUS_INVALID;
+    }
     struct worker_files *files = calloc(1, sizeof *files);
     CHECK(files != NULL);
     for (size_t i = 0; i < FILE_COUNT; i++) {

@@ -500,8 +500,9 @@ class Start(Case):
         for config, word in configs:
             with self.subTest(config=config):
                 self.refuses([word], model=self.model(**config))
-        with self.subTest(case="no directory"):
-            self.refuses(["--model|model", "/no/such/folder"], model="/no/such/folder")
+        for path in ("/no/such/folder", os.path.join(MODEL_DIR, "config.json")):
+            with self.subTest(case="no directory", path=path):
+                self.refuses(["--model is not a directory", path], model=path)
         with self.subTest(case="prefill"):
             folder = self.model()
             truncate(300000)(folder)

@@ -139,7 +139,7 @@ static void apply_open(struct bed *bed) {
 }
 
 static void bed_tokenized(struct bed *bed, enum status status, uint32_t count, uint32_t max) {
-    static const uint32_t tokens[5] = {3, 4, 5, 6, 7};
+    static const uint32_t tokens[64] = {3, 4, 5, 6, 7};
     static const uint32_t eos[1] = {99};
     struct sampling sampling = {.seed = 1};
     struct event event = {.kind = EVENT_TOKENIZED};
@@ -688,8 +688,8 @@ static void test_lengths_are_checked_before_any_worker_is_asked(void **state) {
     const struct {
         uint32_t count, max;
         const char *says;
-    } cases[] = {{0, 3, "prompt is empty"}, {5, 60, "together exceed"}};
-    for (uint32_t i = 0; i < 2; i++) {
+    } cases[] = {{0, 3, "prompt is empty"}, {5, 60, "together exceed"}, {64, 1, "leaves no room"}};
+    for (uint32_t i = 0; i < 3; i++) {
         struct bed *bed = bed_in(TOKENIZING);
         bed_tokenized(bed, STATUS_OK, cases[i].count, cases[i].max);
         assert_string_equal(bed->text, "answer(failed)");

@@ -220,7 +220,7 @@ class RouterTest(unittest.TestCase):
                 (ask(prompt=""), invalid, "prompt is empty"),
                 (ask(), invalid, "set prompt or token_ids"),
                 (ask(prompt="Once", max_tokens=600), invalid, "exceed the model's context of 512"),
-                (ask(prompt="Once upon " * 300), invalid, "exceed the model's context of 512"),
+                (ask(prompt="Once upon " * 300, max_tokens=0), invalid, "no room for an answer in the model's context of 512"),
                 (ask(prompt="Once upon " * 99999), invalid, "may have 512, shorten the prompt"),
                 (ask(prompt="a" * (9 << 20)), invalid, "more than the 8388608 allowed"),
                 (ask(prompt="a" * (17 << 20)), "RESOURCE_EXHAUSTED", "larger than max"),
