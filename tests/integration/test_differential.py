@@ -15,7 +15,7 @@ import random
 import time
 
 from google.protobuf import text_format
-from harness import (GOLDEN, Case, Metrics, api, at_rest, client, filler, grpc, main, until)
+from harness import (GOLDEN, Case, Metrics, api, at_rest, client, collect_choices, filler, grpc, main, until)
 
 SEED = int(os.environ.get("BATON_DIFFERENTIAL_SEED") or random.randrange(2 ** 32))
 REQUESTS = int(os.environ.get("BATON_DIFFERENTIAL_REQUESTS") or 300)
@@ -26,7 +26,7 @@ NEIGHBOURS = 32
 # reserves nothing: what runs there is retracted and computed again.
 PLACES = {
     "one": ([], [16], []),
-    "two": ([8], [24], []),
+    "two": ([8], [24], ["--kv-tokens", "524288"]),  # nothing is ever evicted
     "four": ([32, 5], [16, 7], ["--test-step-delay", "2ms", "--step-tokens", "96"]),
     "tight": ([16], [12], ["--kv-tokens", "1024", "--reserve-tokens", "0"]),
     "one-int8": ([], [16], ["--weights", "int8"]),
@@ -35,7 +35,7 @@ PLACES = {
 
 # What a client can see of an answer: everything but the names and times in the trace, and cached_tokens, which is checked
 # on its own.
-Seen = collections.namedtuple("Seen", "code sentence ids text finish prompt_tokens completion_tokens seed logprobs")
+Seen = collections.namedtuple("Seen", "code sentence ids text finish prompt_tokens completion_tokens seed logprobs others")
 
 
 class Draw:
@@ -97,6 +97,8 @@ class Draw:
         length = len(request.token_ids.ids) or 60
         request.max_tokens = max(1, min(request.max_tokens, CONTEXT - length))
         self.sampling(request.sampling)
+        if self.chance(0.15):
+            request.n = self.pick(1, 2, 3, 5)
         if self.chance(0.2):
             request.sampling.min_tokens = self.draw.randrange(request.max_tokens + 1)
         return request
@@ -105,7 +107,7 @@ class Draw:
         """One that is refused, or whose answer is an error."""
         request = self.request()
         request.max_tokens = max(request.max_tokens, 2)
-        kind = self.draw.randrange(9)
+        kind = self.draw.randrange(11)
         if kind == 0:
             request.max_tokens = self.pick(0, CONTEXT, 2 ** 32 - 1)
         elif kind == 1:
@@ -123,8 +125,10 @@ class Draw:
             request.sampling.min_tokens = request.max_tokens + 1
         elif kind == 7:
             request.sampling.logit_bias[self.pick(1, VOCAB)] = 101.0
-        elif kind == 8 and self.chance(0.5):
+        elif kind == 8:
             request.sampling.logprobs = self.pick(21, 2 ** 32 - 1)
+        elif kind == 9:
+            request.n = self.pick(17, 2 ** 32 - 1)
         else:
             request.prompt = ""
         return request
@@ -196,13 +200,18 @@ class Differential(Case):
             request.sampling.seed = seed
         self.asked += 1
         try:
-            answer = self.client.generate(request, 120)
+            if request.n > 1:
+                (answer, *others), usage, trace = collect_choices(self.client.stream(request, 120))
+                self.assertEqual(len(others), request.n - 1)
+            else:
+                answer, others = self.client.generate(request, 120), []
+                usage, trace = answer.usage, answer.trace
         except grpc.RpcError as error:
-            return Seen(error.code(), (error.details() or "").replace(f'"{name}"', "MODEL"), [], "", "", 0, 0, 0, []), 0
-        self.traces[name].append(answer.trace)
-        usage = answer.usage
+            return Seen(error.code(), (error.details() or "").replace(f'"{name}"', "MODEL"), [], "", "", 0, 0, 0, [], []), 0
+        self.traces[name].append(trace)
         return Seen(grpc.StatusCode.OK, "", answer.ids, answer.text, answer.finish, usage.prompt_tokens, usage.completion_tokens,
-                    usage.seed, answer.logprobs), usage.cached_tokens
+                    usage.seed, answer.logprobs,
+                    [(each.ids, each.text, each.finish, each.logprobs) for each in others]), usage.cached_tokens
 
     def same(self, wanted, found, request, where):
         for field in Seen._fields:
@@ -258,7 +267,8 @@ class Differential(Case):
                     self.assertEqual(tokens, cached.expected(ids), f"cached tokens, {turn}: {told(request)}")
                     hits += tokens > 0
                     # The last token that was generated has no KV.
-                    cached.keep((ids + wanted.ids)[:-1])
+                    for said in [wanted.ids] + [other[0] for other in wanted.others]:
+                        cached.keep((ids + said)[:-1])
         moved = sum(trace.kv_bytes for trace in self.traces["two"])
         legs = collections.Counter(bool(trace.prefill_worker) for trace in self.traces["two"])
         print(f"{time.monotonic() - began:.1f} s: alone on two legs: {legs[True]} with a prefill worker, {legs[False]} "
@@ -295,9 +305,10 @@ class Differential(Case):
             for request in requests:
                 del request.token_ids.ids[CONTEXT - 130:]
                 request.max_tokens = 120
+                request.n = 0
                 request.sampling.min_tokens = 60
             order = range(len(requests))
-            cases = [(requests[index], seen) for index, (seen, _) in self.crowd([(each, Seen._make([0] * 9)) for each in requests],
+            cases = [(requests[index], seen) for index, (seen, _) in self.crowd([(each, Seen._make([0] * len(Seen._fields))) for each in requests],
                                                                              "one", order)]
             victim = next(member for member in self.members["four"] if member.role == role)
             before = len(self.traces["four"])
