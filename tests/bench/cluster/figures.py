@@ -222,21 +222,25 @@ class Figures:
         """Nothing of the kind may have been found."""
         self.add(what, "none" if not found else f"{len(found)}: {'; '.join(map(str, found[:3]))}", "none", not found)
 
+    def table(self):
+        return table([("figure", "measured", "bound", ""), *self.rows])
+
     def finish(self):
         print(f"\n{self.title}\n")
-        table([("figure", "measured", "bound", ""), *self.rows])
+        self.table()
         sys.exit(1 if any(row[3] == "FAIL" for row in self.rows) else 0)
 
 
+def markdown(rows, widths):
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() + " |" for row in rows]
+    return "\n".join((lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]))
+
+
 def table(rows):
-    """Rows as Markdown; the first is the head."""
+    """Prints rows as Markdown, in columns; the first is the head. Returns it for a file, without the padding."""
     rows = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for index, row in enumerate(rows):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |")
-        if index == 0:
-            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    sys.stdout.flush()
+    print(markdown(rows, [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]), flush=True)
+    return markdown(rows, [1] * len(rows[0]))
 
 
 class Footprint(Sampler):
