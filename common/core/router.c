@@ -906,9 +906,11 @@ static void router_tokens(struct router_core *core, struct session *session,
         if (message->u.tokens.top_counts != NULL) {
             token.logprob = message->u.tokens.logprobs[i];
             token.top_count = message->u.tokens.top_counts[i];
-            token.top_tokens = message->u.tokens.top_tokens + top;
-            token.top_logprobs = message->u.tokens.top_logprobs + top;
-            top += token.top_count > 0 ? token.top_count - 1 : 0;
+            if (token.top_count > 1) { /* else there may be no arrays at all */
+                token.top_tokens = message->u.tokens.top_tokens + top;
+                token.top_logprobs = message->u.tokens.top_logprobs + top;
+                top += token.top_count - 1;
+            }
         }
         struct request *request = request_by_attempt(core, attempt);
         if (request == NULL || !request_has_decode(request, session)) {
