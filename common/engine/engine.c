@@ -43,6 +43,9 @@ struct engine {
     uint32_t *pages;            /* [pages_max] */
     uint32_t *histories;        /* [rows_max, context_tokens]; touched only where used */
     uint64_t pages_max;
+    uint32_t *stale; /* [page_count]: of the plan's pages, those that others wrote */
+    uint32_t stale_count;
+    bool *is_stale; /* [page_count]; the control thread's; NULL without an accelerator */
     /* The step thread's own. */
     struct step_result *results; /* [rows_max] */
     uint32_t *sampled_row;       /* [rows_max]: which row the n-th sampled one is */
@@ -131,6 +134,25 @@ static void plan_copy(struct engine *engine, const struct step_plan *plan) {
     }
 }
 
+void engine_pages_written(struct engine *engine, const uint32_t *pages, uint32_t count) {
+    for (uint32_t i = 0; engine->is_stale != NULL && i < count; i++) {
+        CHECK_OP(pages[i], <, engine->config.page_count);
+        engine->is_stale[pages[i]] = true;
+    }
+}
+
+/* Which of the plan's pages the accelerator has to read anew. */
+static void stale_collect(struct engine *engine, const struct step_plan *plan) {
+    engine->stale_count = 0;
+    for (uint32_t i = 0; engine->is_stale != NULL && i < plan->page_count; i++) {
+        uint32_t page = plan->pages[i];
+        if (engine->is_stale[page]) {
+            engine->is_stale[page] = false;
+            engine->stale[engine->stale_count++] = page;
+        }
+    }
+}
+
 void engine_submit(struct engine *engine, const struct step_plan *plan) {
     CHECK_OP(plan->row_count, <=, engine->config.rows_max);
     CHECK_OP(plan->token_count, <=, engine->config.tokens_max);
@@ -144,6 +166,7 @@ void engine_submit(struct engine *engine, const struct step_plan *plan) {
     engine->plan = *plan;
     if (engine->plan_status == STATUS_OK) {
         plan_copy(engine, plan);
+        stale_collect(engine, plan);
     } else { /* only the entries' names are needed, for the results */
         for (uint32_t i = 0; i < plan->row_count; i++) {
             engine->rows[i] = (struct plan_row){.entry = plan->rows[i].entry};
@@ -223,9 +246,15 @@ static void step_run(struct engine *engine) {
     struct forward_input input = {.rows = plan->rows,
                                   .row_count = plan->row_count,
                                   .tokens = plan->tokens,
-                                  .pages = plan->pages};
+                                  .pages = plan->pages,
+                                  .stale = engine->stale,
+                                  .stale_count = engine->stale_count};
     forward_run(engine->forward, &input, layer_done, engine);
     thread_beat(&engine->thread.beat);
+    if (forward_failure(engine->forward) != NULL) {
+        engine->plan_status = STATUS_IO;
+        return;
+    }
     team_run(engine->team, engine->sampled_count, sample_part, engine);
 }
 
@@ -268,6 +297,11 @@ static void engine_run(struct thread *self, void *arg) {
         CHECK(pthread_mutex_unlock(&engine->turn_lock) == 0);
         engine->config.on_step(engine->config.context, number, status, engine->results, count,
                                elapsed);
+        if (forward_failure(engine->forward) != NULL) {
+            /* No later step can succeed. A thread that ends unasked ends the process, at once. */
+            LOG_ERROR("the device is lost", LOG_TEXT("why", forward_failure(engine->forward)));
+            return;
+        }
     }
 }
 
@@ -314,6 +348,10 @@ static void buffers_take(struct engine *engine) {
     engine->pages = array_take(engine->pages_max, sizeof(*engine->pages));
     engine->histories =
         array_take((uint64_t)config->rows_max * info->context_tokens, sizeof(uint32_t));
+    if (config->model->accelerator != NULL) {
+        engine->stale = array_take(config->page_count, sizeof(*engine->stale));
+        engine->is_stale = array_take(config->page_count, sizeof(*engine->is_stale));
+    }
     engine->results = array_take(config->rows_max, sizeof(*engine->results));
     engine->sampled_row = array_take(config->rows_max, sizeof(*engine->sampled_row));
     engine->scratch_bytes = (sampler_scratch_bytes(info->vocab_count) + 63) / 64 * 64;
@@ -368,12 +406,17 @@ enum status engine_create(const struct engine_config *config, struct writer *err
             .model = config->model,
             .layout = &engine->layout,
             .kv = engine->kv,
+            .page_count = config->page_count,
             .team = engine->team,
             .rows_max = config->rows_max,
             .tokens_max = config->tokens_max,
             .on_row = config->on_row,
             .on_row_context = config->context,
-            .alone_below = config->alone_below != 0 ? config->alone_below : ALONE_BELOW});
+            .alone_below = config->alone_below != 0 ? config->alone_below : ALONE_BELOW,
+            .error = error});
+        status = engine->forward != NULL ? STATUS_OK : STATUS_BUSY;
+    }
+    if (status == STATUS_OK) {
         struct thread_config thread = {
             .name = "engine",
             .fn = engine_run,
@@ -412,6 +455,8 @@ void engine_destroy(struct engine *engine) {
     free(engine->samplings);
     free(engine->tokens);
     free(engine->pages);
+    free(engine->stale);
+    free(engine->is_stale);
     free(engine->histories);
     free(engine->results);
     free(engine->sampled_row);
@@ -436,4 +481,5 @@ void engine_poison_page(struct engine *engine, uint32_t page) {
     /* All bits set is a NaN in F32, F16 and BF16. */
     memset(engine->kv + (uint64_t)page * engine->layout.page_bytes, 0xff,
            engine->layout.page_bytes);
+    engine_pages_written(engine, &page, 1);
 }

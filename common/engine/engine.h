@@ -77,8 +77,13 @@ unsigned char *engine_kv_base(struct engine *engine);
 uint64_t engine_kv_bytes(const struct engine *engine);
 const struct kv_layout *engine_kv_layout(const struct engine *engine);
 
+/* Others write these pages of the pool, from now until a plan names them: with an accelerator, the
+ * first step that names one reads it anew. The submitting thread only. */
+void engine_pages_written(struct engine *engine, const uint32_t *pages, uint32_t count);
+
 /* Fills a free page with NaN in every dtype, so that a read after free shows in the tokens. For
- * debug and test builds; the page must not be named by an outstanding plan. */
+ * debug and test builds; the page must not be named by an outstanding plan. The submitting
+ * thread only. */
 void engine_poison_page(struct engine *engine, uint32_t page);
 
 #endif

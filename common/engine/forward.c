@@ -1,6 +1,7 @@
 #include "engine/forward.h"
 
 #include "base/check.h"
+#include "engine/forward_device.h"
 #include "engine/model_weights.h"
 #include "engine/team.h"
 
@@ -17,6 +18,7 @@ struct token_place {
 
 struct forward {
     struct forward_config config;
+    struct forward_device *device; /* does everything below instead; NULL: the CPU */
     const struct kernels *kernels;
     uint32_t token_count;
     uint32_t sampled_count;
@@ -56,6 +58,13 @@ struct forward *forward_create(const struct forward_config *config) {
     uint32_t q_width = shape->heads * shape->head_dim;
     size_t tokens = config->tokens_max;
     forward->config = *config;
+    if (config->model->accelerator != NULL) {
+        if (forward_device_create(config, config->error, &forward->device) != STATUS_OK) {
+            free(forward);
+            return NULL;
+        }
+        return forward;
+    }
     forward->kernels = config->model->kernels;
     forward->qkv_stride = padded(q_width + 2 * shape->kv_heads * shape->head_dim);
     forward->hidden_stride = padded(shape->hidden);
@@ -87,6 +96,7 @@ void forward_destroy(struct forward *forward) {
     if (forward == NULL) {
         return;
     }
+    forward_device_destroy(forward->device);
     free(forward->places);
     free(forward->sampled);
     free(forward->x);
@@ -360,6 +370,10 @@ void forward_run(struct forward *forward, const struct forward_input *input,
                  forward_on_layer on_layer, void *context) {
     const struct model *model = forward->config.model;
     const struct model_config *shape = &model->config;
+    if (forward->device != NULL) {
+        forward_device_run(forward->device, input, on_layer, context);
+        return;
+    }
     places_make(forward, input);
     if (forward->token_count == 0) {
         return;
@@ -385,6 +399,13 @@ void forward_run(struct forward *forward, const struct forward_input *input,
 }
 
 float *forward_logits(struct forward *forward, uint32_t n) {
+    if (forward->device != NULL) {
+        return forward_device_logits(forward->device, n);
+    }
     CHECK_OP(n, <, forward->sampled_count);
     return forward->logits + n * forward->vocab_stride;
+}
+
+const char *forward_failure(const struct forward *forward) {
+    return forward->device != NULL ? forward_device_failure(forward->device) : NULL;
 }

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/prng.h"
+#include "engine/accelerator.h"
 #include "engine/checkpoint.h"
 #include "engine/fail.h"
 
@@ -30,10 +31,18 @@ static void *weights_take(uint64_t bytes) {
     return memory;
 }
 
-static void matrix_take(struct kernels_weights *matrix, enum kernels_dtype dtype, uint32_t rows,
-                        uint32_t cols) {
-    *matrix = (struct kernels_weights){.dtype = dtype, .rows = rows, .cols = cols};
-    matrix->data = weights_take(kernels_weights_bytes(dtype, rows, cols));
+static uint64_t matrix_bytes(const struct model *model, const struct kernels_weights *matrix) {
+    return model->accelerator != NULL
+               ? device_matrix_bytes(matrix->dtype, matrix->rows, matrix->cols)
+               : kernels_weights_bytes(matrix->dtype, matrix->rows, matrix->cols);
+}
+
+static void matrix_free(const struct model *model, const struct kernels_weights *matrix) {
+    if (model->accelerator != NULL) {
+        model->accelerator->table->release(model->accelerator->device, matrix->data);
+    } else {
+        free(matrix->data);
+    }
 }
 
 /* ---- loading ---- */
@@ -49,6 +58,62 @@ struct loader {
     bool is_dry;   /* only shapes are checked, nothing is read or allocated */
     bool *is_used; /* [checkpoint_count]: found by name */
 };
+
+static enum status matrix_take(const struct loader *loader, struct kernels_weights *matrix,
+                               enum kernels_dtype dtype, uint32_t rows, uint32_t cols) {
+    const struct model *model = loader->model;
+    *matrix = (struct kernels_weights){.dtype = dtype, .rows = rows, .cols = cols};
+    uint64_t bytes = matrix_bytes(model, matrix);
+    if (model->accelerator == NULL) {
+        matrix->data = weights_take(bytes);
+        return STATUS_OK;
+    }
+    matrix->data = model->accelerator->table->alloc(model->accelerator->device, bytes);
+    return matrix->data != NULL
+               ? STATUS_OK
+               : fail(loader->error, STATUS_BUSY,
+                      "%s has no room for the weights: %" PRIu64 " bytes more are needed, %" PRIu64
+                      " were free at the start",
+                      model->accelerator->info.name, bytes, model->accelerator->info.free_bytes);
+}
+
+/* Rows of a file into a matrix in device memory: F16 is widened, rows are padded with zeros. */
+static enum status matrix_load(const struct loader *loader, struct kernels_weights *matrix,
+                               uint32_t row_first, const unsigned char *source,
+                               enum kernels_dtype source_dtype, uint32_t rows) {
+    struct accelerator *accelerator = loader->model->accelerator;
+    uint32_t source_row = matrix->cols * kernels_dtype_bytes(source_dtype);
+    uint64_t row_bytes = (uint64_t)device_padded(matrix->cols) * kernels_dtype_bytes(matrix->dtype);
+    uint32_t some = (uint32_t)(ACCELERATOR_STAGING / row_bytes);
+    some = some == 0 ? 1 : some < rows ? some : rows;
+    unsigned char *staged = weights_take(some * row_bytes);
+    unsigned char *aligned = weights_take(source_row); /* the file promises no alignment */
+    enum status status = STATUS_OK;
+    for (uint32_t row = 0; status == STATUS_OK && row < rows; row += some) {
+        uint32_t count = rows - row < some ? rows - row : some;
+        for (uint32_t i = 0; i < count; i++) {
+            const unsigned char *from = source + (size_t)(row + i) * source_row;
+            if (source_dtype == matrix->dtype) {
+                memcpy(staged + i * row_bytes, from, source_row);
+            } else {
+                memcpy(aligned, from, source_row);
+                loader->model->kernels->widen((void *)(staged + i * row_bytes), aligned,
+                                              source_dtype, matrix->cols);
+            }
+        }
+        status = accelerator_load(accelerator,
+                                  (unsigned char *)matrix->data + (row_first + row) * row_bytes,
+                                  staged, count * row_bytes);
+    }
+    free(aligned);
+    free(staged);
+    if (status != STATUS_OK) {
+        const char *why = accelerator->table->failure(accelerator->device);
+        (void)fail(loader->error, status, "weights cannot be copied to the device: %s",
+                   why != NULL ? why : "no end in time");
+    }
+    return status;
+}
 
 /* The type of matrices in memory. */
 static enum kernels_dtype packed_dtype(const struct loader *loader) {
@@ -175,9 +240,13 @@ static enum status load_matrix(struct loader *loader, const char *name,
                     "%s: tensor \"%s\" is %s, unlike \"%s\": all matrices must share one dtype",
                     fail_text(tensor->file).text, name, tensor->dtype, loader->source_name);
     }
-    if (!loader->is_dry) {
-        kernels_weights_pack(matrix, row_first, tensor->data, dtype, rows);
+    if (loader->is_dry) {
+        return STATUS_OK;
     }
+    if (loader->model->accelerator != NULL) {
+        return matrix_load(loader, matrix, row_first, tensor->data, dtype, rows);
+    }
+    kernels_weights_pack(matrix, row_first, tensor->data, dtype, rows);
     return STATUS_OK;
 }
 
@@ -210,11 +279,18 @@ static enum status load_layer(struct loader *loader, uint32_t index, struct mode
     uint32_t q_rows = config->heads * config->head_dim;
     uint32_t kv_rows = config->kv_heads * config->head_dim;
     enum kernels_dtype packed = packed_dtype(loader);
-    if (!loader->is_dry) {
-        matrix_take(&layer->qkv, packed, q_rows + 2 * kv_rows, config->hidden);
-        matrix_take(&layer->output, packed, config->hidden, q_rows);
-        matrix_take(&layer->gate_up, packed, 2 * config->ffn, config->hidden);
-        matrix_take(&layer->down, packed, config->hidden, config->ffn);
+    const struct {
+        struct kernels_weights *matrix;
+        uint32_t rows;
+        uint32_t cols;
+    } matrices[] = {{&layer->qkv, q_rows + 2 * kv_rows, config->hidden},
+                    {&layer->output, config->hidden, q_rows},
+                    {&layer->gate_up, 2 * config->ffn, config->hidden},
+                    {&layer->down, config->hidden, config->ffn}};
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && !loader->is_dry && i < 4; i++) {
+        status =
+            matrix_take(loader, matrices[i].matrix, packed, matrices[i].rows, matrices[i].cols);
     }
     const struct {
         const char *part;
@@ -232,7 +308,6 @@ static enum status load_layer(struct loader *loader, uint32_t index, struct mode
         {"mlp.down_proj.weight", &layer->down, 0, config->hidden, config->ffn},
     };
     char name[NAME_MAX_BYTES];
-    enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < sizeof(parts) / sizeof(parts[0]); i++) {
         status = load_matrix(loader, layer_name(name, index, parts[i].part), parts[i].matrix,
                              parts[i].row_first, parts[i].rows, parts[i].cols);
@@ -297,17 +372,21 @@ static enum status load_all(struct loader *loader) {
     loader->used = 0;
     loader->source_name = NULL;
     enum kernels_dtype packed = packed_dtype(loader);
+    enum status status = STATUS_OK;
     if (!loader->is_dry) {
-        matrix_take(&model->embedding, packed, config->vocab, config->hidden);
-        model->head = model->embedding;
-        if (!config->is_tied) {
-            matrix_take(&model->head, packed, config->vocab, config->hidden);
-        }
         model->layers = calloc(config->layers, sizeof(*model->layers));
         CHECK(model->layers != NULL);
+        status = matrix_take(loader, &model->embedding, packed, config->vocab, config->hidden);
+        if (config->is_tied) {
+            model->head = model->embedding;
+        } else if (status == STATUS_OK) {
+            status = matrix_take(loader, &model->head, packed, config->vocab, config->hidden);
+        }
     }
-    enum status status = load_matrix(loader, "model.embed_tokens.weight", &model->embedding, 0,
-                                     config->vocab, config->hidden);
+    if (status == STATUS_OK) {
+        status = load_matrix(loader, "model.embed_tokens.weight", &model->embedding, 0,
+                             config->vocab, config->hidden);
+    }
     if (status == STATUS_OK && !config->is_tied) {
         status =
             load_matrix(loader, "lm_head.weight", &model->head, 0, config->vocab, config->hidden);
@@ -393,7 +472,9 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
     const char *dtype = source == KERNELS_F32 ? "f32" : source == KERNELS_F16 ? "f16" : "bf16";
     const char *rounded = model->weights == MODEL_WEIGHTS_INT8 ? "int8-" : "";
     (void)snprintf(info->numerics, sizeof(info->numerics), "%s%s/%s/%u", rounded, dtype,
-                   model->kernels->numerics, KERNELS_VERSION);
+                   model->accelerator != NULL ? model->accelerator->info.numerics
+                                              : model->kernels->numerics,
+                   KERNELS_VERSION);
     info->vocab_count = config->vocab;
     info->context_tokens = config->context_tokens;
     info->layer_count = config->layers;
@@ -410,15 +491,14 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
     info->eos_count = config->eos_count;
     memcpy(info->eos_tokens, config->eos_tokens, sizeof(info->eos_tokens));
     info->defaults = config->defaults;
-    const struct kernels_weights *embedding = &model->embedding;
-    uint64_t bytes = kernels_weights_bytes(embedding->dtype, embedding->rows, embedding->cols);
+    uint64_t bytes = matrix_bytes(model, &model->embedding);
     info->weight_bytes = config->is_tied ? bytes : 2 * bytes;
     for (uint32_t i = 0; i < config->layers; i++) {
         const struct model_layer *layer = &model->layers[i];
         const struct kernels_weights *all[] = {&layer->qkv, &layer->output, &layer->gate_up,
                                                &layer->down};
         for (size_t j = 0; j < 4; j++) {
-            info->weight_bytes += kernels_weights_bytes(all[j]->dtype, all[j]->rows, all[j]->cols);
+            info->weight_bytes += matrix_bytes(model, all[j]);
         }
     }
 }
@@ -426,10 +506,21 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
 enum status model_create(const char *directory, const struct kernels *kernels,
                          enum model_weights weights, struct writer *error,
                          struct model **model_out) {
+    return model_create_on(directory, kernels, NULL, weights, error, model_out);
+}
+
+enum status model_create_on(const char *directory, const struct kernels *kernels,
+                            struct accelerator *accelerator, enum model_weights weights,
+                            struct writer *error, struct model **model_out) {
+    if (accelerator != NULL && weights == MODEL_WEIGHTS_INT8) {
+        return fail(error, STATUS_UNSUPPORTED,
+                    "int8 weights are computed on the CPU only; on a device use the file's own");
+    }
     struct model *model = calloc(1, sizeof(*model));
     struct checkpoint *checkpoint = NULL;
     CHECK(model != NULL && kernels != NULL);
     model->kernels = kernels;
+    model->accelerator = accelerator;
     model->weights = weights;
     enum status status = config_read(directory, error, &model->config);
     if (status == STATUS_OK) {
@@ -469,10 +560,10 @@ void model_destroy(struct model *model) {
     }
     for (uint32_t i = 0; model->layers != NULL && i < model->config.layers; i++) {
         struct model_layer *layer = &model->layers[i];
-        free(layer->qkv.data);
-        free(layer->output.data);
-        free(layer->gate_up.data);
-        free(layer->down.data);
+        matrix_free(model, &layer->qkv);
+        matrix_free(model, &layer->output);
+        matrix_free(model, &layer->gate_up);
+        matrix_free(model, &layer->down);
         free(layer->attention_norm);
         free(layer->ffn_norm);
         free(layer->qkv_bias);
@@ -481,9 +572,9 @@ void model_destroy(struct model *model) {
     }
     free(model->layers);
     if (!model->config.is_tied) {
-        free(model->head.data);
+        matrix_free(model, &model->head);
     }
-    free(model->embedding.data);
+    matrix_free(model, &model->embedding);
     free(model->final_norm);
     free(model->frequencies);
     free(model);

@@ -19,6 +19,7 @@
 #define MODEL_EOS_MAX  16u
 #define MODEL_TEXT_MAX 128u
 
+struct accelerator;
 struct kernels;
 struct model;
 
@@ -70,6 +71,12 @@ struct model_info {
 MUST_USE enum status model_create(const char *directory, const struct kernels *kernels,
                                   enum model_weights weights, struct writer *error,
                                   struct model **model_out);
+/* The same, for an accelerator (borrowed for the model's life): matrices go to its memory as the
+ * files have them. kernels: for what is done on the host while loading, exactly. Also
+ * STATUS_UNSUPPORTED for int8, STATUS_BUSY without room, STATUS_IO if the device fails. */
+MUST_USE enum status model_create_on(const char *directory, const struct kernels *kernels,
+                                     struct accelerator *accelerator, enum model_weights weights,
+                                     struct writer *error, struct model **model_out);
 /* Accepts NULL. No engine may be using it. */
 void model_destroy(struct model *model);
 
