@@ -9,6 +9,7 @@
 #include "core/budget.h"
 #include "core/pages.h"
 #include "core/words.h"
+#include "engine/accelerator.h"
 #include "engine/engine.h"
 #include "kernels/kernels.h"
 #include "kvlink/kvlink.h"
@@ -28,6 +29,10 @@
 
 static const char *const weights_choices[] = {
     [MODEL_WEIGHTS_FILE] = "file", [MODEL_WEIGHTS_INT8] = "int8", NULL};
+static const char *const device_choices[] = {[WORKER_DEVICE_CPU] = "cpu",
+                                             [WORKER_DEVICE_CUDA] = "cuda",
+                                             [WORKER_DEVICE_AUTO] = "auto",
+                                             NULL};
 static const char *const link_choices[] = {[KVLINK_TRANSPORT_TCP] = "tcp",
                                            [KVLINK_TRANSPORT_SHM] = "shm",
                                            [KVLINK_TRANSPORT_AUTO] = "auto",
@@ -42,6 +47,16 @@ const struct config_entry worker_config_entries[] = {
      .help = "file: as the model has them; int8: rounded to 8 bits while loading, half the memory and reading of bf16 at a "
              "small loss; workers of one model must agree",
      .offset = offsetof(struct worker_settings, weights)},
+    {.flag = "device", .type = CONFIG_CHOICE, .value = "cpu", .choices = device_choices,
+     .help = "where the engine computes; auto: cuda where there is a usable device, else cpu (they give tokens of different last bits, "
+             "so a pool should not mix them)",
+     .offset = offsetof(struct worker_settings, device)},
+    {.flag = "device-index", .type = CONFIG_U32, .unit = "N", .value = "0", .most = 1023,
+     .help = "which of the machine's devices",
+     .offset = offsetof(struct worker_settings, device_index)},
+    {.flag = "device-library", .type = CONFIG_TEXT, .unit = "FILE", .least = 1, .most = 4095,
+     .help = "the shared object of the device; unset: libbaton_cuda.so beside the program, in ../lib/baton, or where the system looks",
+     .offset = offsetof(struct worker_settings, device_library)},
     {.flag = "served-model-name", .type = CONFIG_TEXT, .unit = "NAME", .least = 1, .most = LABEL_MAX - 1,
      .help = "what clients call the model; unset: the directory's own name",
      .offset = offsetof(struct worker_settings, served_name)},
@@ -210,6 +225,10 @@ void worker_arm(struct worker *worker, const struct effect *effect) {
                              .token_end = effect->u.arm.token_end,
                              .page_count = effect->u.arm.page_count,
                              .pages = effect->u.arm.pages};
+    uint32_t first = arm.token_first / worker->layout.page_tokens;
+    if (first < arm.page_count) {
+        engine_pages_written(worker->engine, arm.pages + first, arm.page_count - first);
+    }
     enum status status = kvlink_arm(worker->link, &arm);
     if (status != STATUS_OK) {
         LOG_ERROR("a slot could not be armed", LOG_HEX("slot", arm.slot),
@@ -465,6 +484,32 @@ static void choose_name(struct worker *worker) {
               settings->served_name != NULL ? settings->served_name : worker->info->name);
 }
 
+static enum status open_device(struct worker *worker) {
+    const struct worker_settings *settings = worker->config.settings;
+    if (settings->device == WORKER_DEVICE_CPU) {
+        return STATUS_OK;
+    }
+    struct sentence why;
+    sentence_init(&why);
+    enum status status = accelerator_open(settings->device_library, settings->device_index,
+                                          &why.writer, &worker->accelerator);
+    if (status == STATUS_OK) {
+        const struct device_info *info = &worker->accelerator->info;
+        LOG_INFO("computing on a device", LOG_TEXT("device", info->name),
+                 LOG_TEXT("numerics", info->numerics), LOG_U64("memory", info->memory_bytes),
+                 LOG_U64("free", info->free_bytes));
+        return STATUS_OK;
+    }
+    if (settings->device == WORKER_DEVICE_AUTO) {
+        LOG_INFO("computing on the CPU: --device auto found no device",
+                 LOG_TEXT("why", sentence_text(&why)));
+        return STATUS_OK;
+    }
+    LOG_ERROR("--device cuda cannot be had; without a GPU use --device cpu",
+              LOG_TEXT("why", sentence_text(&why)));
+    return start_status(status);
+}
+
 static enum status load_model(struct worker *worker) {
     const struct worker_settings *settings = worker->config.settings;
     shell_phase(worker->shell, "loading the model");
@@ -486,9 +531,13 @@ static enum status load_model(struct worker *worker) {
                   LOG_TEXT("directory", settings->model), LOG_TEXT("why", sentence_text(&why)));
         return start_status(status);
     }
+    status = open_device(worker);
+    if (status != STATUS_OK) {
+        return status;
+    }
     sentence_init(&why);
-    status = model_create(settings->model, kernels_select(NULL), settings->weights, &why.writer,
-                          &worker->model);
+    status = model_create_on(settings->model, kernels_select(NULL), worker->accelerator,
+                             settings->weights, &why.writer, &worker->model);
     if (status != STATUS_OK) {
         LOG_ERROR("--model cannot be served", LOG_TEXT("directory", settings->model),
                   LOG_TEXT("why", sentence_text(&why)));
@@ -661,6 +710,7 @@ static bool destroy(struct worker *worker) {
     }
     files_close(worker->files);
     model_destroy(worker->model);
+    accelerator_close(worker->accelerator);
     free(worker->metrics);
     free(worker);
     return true;

@@ -16,6 +16,7 @@
 #include "services/node/settings.h"
 #include "services/node/shell.h"
 
+struct accelerator;
 struct budget;
 struct engine;
 struct kvlink;
@@ -24,6 +25,13 @@ struct words;
 struct worker_files;
 struct worker_metrics;
 
+/* Where the engine computes. */
+enum worker_device {
+    WORKER_DEVICE_CPU,
+    WORKER_DEVICE_CUDA,
+    WORKER_DEVICE_AUTO, /* CUDA where there is a device, else the CPU */
+};
+
 struct worker_settings {
     struct shell_settings shell;
     struct config_address grpc;
@@ -31,9 +39,12 @@ struct worker_settings {
     const char *kv_device;
     uint32_t link; /* enum kvlink_transport */
     const char *model;
-    uint32_t weights;        /* enum model_weights */
-    const char *served_name; /* NULL: the directory's own name */
-    uint64_t kv_tokens;      /* 0: worker_create chooses */
+    uint32_t weights; /* enum model_weights */
+    uint32_t device;  /* enum worker_device */
+    uint32_t device_index;
+    const char *device_library; /* NULL: the one beside the program, or the system's */
+    const char *served_name;    /* NULL: the directory's own name */
+    uint64_t kv_tokens;         /* 0: worker_create chooses */
     uint32_t page_tokens;
     uint32_t reserve_tokens; /* decode workers only */
     uint32_t rows_max;
@@ -63,6 +74,7 @@ struct worker_config {
 struct worker {
     struct worker_config config;
     struct shell *shell;
+    struct accelerator *accelerator; /* NULL: the CPU */
     struct model *model;
     const struct model_info *info;
     struct kv_layout layout;
