@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """The recorded greedy answers come out token for token: across two workers, and from one."""
-from harness import GOLDEN, Case, Metrics, answers, client, filler, main, make_request, random_model, until
+import os
+
+from harness import BUILD, GOLDEN, Case, Metrics, answers, client, filler, main, make_request, random_model, until
 
 
 class Golden(Case):
@@ -38,6 +40,12 @@ class Golden(Case):
         made = self.cluster(prefill=0)
         self.check_all(made, False)
         self.assertEqual(Metrics(made.of("decode")[0]).sum("baton_transfer_bytes_total"), 0)
+
+    def test_workers_on_a_device_give_the_recorded_tokens(self):
+        """Over the emulated device: the KV goes from one device's pool to the other's through both hosts'."""
+        device = ["--device", "cuda", "--device-library", os.path.join(BUILD, "bin", "libbaton_cuda_emulated.so")]
+        made = self.cluster(arguments={"router": ["--disaggregate-above", "0"], "workers": device})
+        self.check_all(made, True)
 
     def test_int8_weights_give_the_same_tokens_on_one_leg_and_on_two(self):
         found = []

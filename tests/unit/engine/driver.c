@@ -19,18 +19,23 @@ const struct sampling driver_greedy = {
 
 const char *const driver_backends[DRIVER_BACKENDS] = {"c", "avx2", "avx512"};
 
-struct model *driver_model_with(const char *path, const struct kernels *kernels,
-                                enum model_weights weights) {
+struct model *driver_model_on(const char *path, const struct kernels *kernels,
+                              struct accelerator *accelerator, enum model_weights weights) {
     char directory[512];
     char text[512];
     struct writer error;
     struct model *model = NULL;
     writer_init(&error, text, sizeof(text));
     (void)snprintf(directory, sizeof(directory), "%s/tests/data/%s", BATON_SOURCE_DIR, path);
-    if (model_create(directory, kernels, weights, &error, &model) != STATUS_OK) {
+    if (model_create_on(directory, kernels, accelerator, weights, &error, &model) != STATUS_OK) {
         fail_msg("%.*s", (int)error.len, text);
     }
     return model;
+}
+
+struct model *driver_model_with(const char *path, const struct kernels *kernels,
+                                enum model_weights weights) {
+    return driver_model_on(path, kernels, NULL, weights);
 }
 
 struct model *driver_model_as(const char *path, const char *backend, enum model_weights weights) {

@@ -52,6 +52,10 @@ extern const char *const driver_backends[DRIVER_BACKENDS];
 struct model *driver_model(const char *path_in_tests_data, const char *backend);
 struct model *driver_model_as(const char *path_in_tests_data, const char *backend,
                               enum model_weights weights);
+/* With its matrices on an accelerator, which lives as long as the model. */
+struct accelerator;
+struct model *driver_model_on(const char *path_in_tests_data, const struct kernels *kernels,
+                              struct accelerator *accelerator, enum model_weights weights);
 /* With a table of the test's own, which lives as long as the model. */
 struct model *driver_model_with(const char *path_in_tests_data, const struct kernels *kernels,
                                 enum model_weights weights);
