@@ -22,7 +22,7 @@
 
 #define CLIENT_TEXT_MAX   (64u * 1024u * 1024u)
 #define CLIENT_DETAIL_MAX 512u
-#define REPLY_LOGPROBS    2048u          /* tokens of one reply, where each has logprobs */
+#define REPLY_LOGPROBS    256u           /* tokens of one reply, where each has logprobs */
 #define ROUND_BYTES       (512u * 1024u) /* about so much is put into an empty queue at once */
 #define TOKENS_SLACK      64u
 #define ENCODE_ABOVE      65536u /* ids above the context that are still counted for the sentence */

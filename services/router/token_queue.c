@@ -59,9 +59,11 @@ struct token_item token_queue_at(const struct token_queue *queue, uint32_t at, u
         item.has_logprobs = true;
         item.logprob = queue->logprobs[at];
         item.top_count = queue->top_counts[at];
-        item.top_tokens = queue->top_tokens + *top_at;
-        item.top_logprobs = queue->top_logprobs + *top_at;
-        *top_at += item.top_count;
+        if (item.top_count > 0) { /* else there may be no arrays at all */
+            item.top_tokens = queue->top_tokens + *top_at;
+            item.top_logprobs = queue->top_logprobs + *top_at;
+            *top_at += item.top_count;
+        }
     }
     return item;
 }

@@ -168,6 +168,20 @@ def answer(inference, request):
     return tokens, text, last
 
 
+def by_choice(stream, pause=0.0):
+    """({index: [(token, logprob, alternatives)]}, tokens of the largest reply); reads nothing for a while after the first."""
+    found, largest = {}, 0
+    for reply in stream:
+        if not found:
+            time.sleep(pause)
+        largest = max(largest, len(reply.token_ids))
+        assert len(reply.logprobs) == len(reply.token_ids)
+        found.setdefault(reply.index, []).extend(
+            (token, each.logprob, tuple(zip(each.top_token_ids, each.top_logprobs)))
+            for token, each in zip(reply.token_ids, reply.logprobs))
+    return dict(sorted(found.items())), largest
+
+
 class RouterTest(unittest.TestCase):
     def setUp(self):
         self.cluster = Cluster()
@@ -271,12 +285,15 @@ class RouterTest(unittest.TestCase):
         router = self.cluster.router("r", "--client-stall", "500ms")
         self.cluster.worker("decode", "d")
         inference = self.ready(router)
-        left = [inference.Generate(ask(GREEDY, prompt="Once", max_tokens=500)) for _ in range(20)]
+        many = {"temperature": 0.9, "seed": 3, "ignore_eos": True, "logprobs": 20}
+        left = [inference.Generate(ask(GREEDY, prompt="Once", max_tokens=500)) for _ in range(15)]
+        left += [inference.Generate(ask(many, prompt="Once", max_tokens=400, n=8)) for _ in range(5)]
         next(left[0])
         for call in left:
             call.cancel()
         slow = stub(router, **{"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": 1024})
-        calls = [slow.Generate(ask(GREEDY, prompt="Once", max_tokens=500)) for _ in range(8)]
+        calls = [slow.Generate(ask(GREEDY, prompt="Once", max_tokens=500)) for _ in range(6)]
+        calls += [slow.Generate(ask(many, prompt="Once", max_tokens=200, n=4)) for _ in range(2)]
         self.idle(router)
         until("no calls", lambda: metric(router, "baton_client_calls") == 0)
         for call in calls:
@@ -284,6 +301,18 @@ class RouterTest(unittest.TestCase):
                 list(call)
             self.assertEqual(caught.exception.code().name, "RESOURCE_EXHAUSTED")
         self.assertEqual(metric(router, "baton_deadline_overrun_seconds"), 0)
+        # One that reads late gets larger replies with the same in them, each token beside its logprobs, at most 256 in one.
+        patient = self.cluster.router("patient")
+        inference = self.ready(patient)
+        slow = stub(patient, **{"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": 1024})
+        request = ask(many, prompt="Once upon a time", max_tokens=400, n=4)
+        fast, _ = by_choice(inference.Generate(request, timeout=WITHIN_S))
+        began = time.monotonic()
+        list(inference.Generate(request, timeout=WITHIN_S))
+        late, largest = by_choice(slow.Generate(request, timeout=WITHIN_S), pause=2 * (time.monotonic() - began) + 0.5)
+        self.assertEqual([len(each) for each in fast.values()], [400] * 4)
+        self.assertEqual(fast, late)
+        self.assertEqual(largest, 256)
 
     def test_a_killed_worker_costs_a_pause_and_a_drain_finishes_what_was_accepted(self):
         router = self.cluster.router("r")
