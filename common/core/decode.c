@@ -54,7 +54,14 @@ static void decode_layout(struct decode_core *core, const struct decode_config *
     core->entries = arena_take(arena, (uint64_t)config->entries_max * sizeof *core->entries);
     void *attempts = arena_take(arena, map_bytes(config->entries_max));
     words_init(&core->words, decode_words(config), arena);
-    pages_init(&core->pages, config->page_count, config->page_tokens, config->secret, arena);
+    pages_init(&core->pages,
+               &(struct pages_config){.capacity = config->page_count,
+                                      .page_tokens = config->page_tokens,
+                                      .changes_max = config->changes_max,
+                                      .secret = config->secret,
+                                      .model = config->node.layout},
+               arena);
+    publisher_init(&core->publisher, config->node.sessions_max, arena);
     core->rows = arena_take(arena, (uint64_t)config->rows_max * sizeof *core->rows);
     core->row_tokens = arena_take(arena, (uint64_t)config->step_tokens_max * sizeof(uint32_t));
     core->row_pages = arena_take(arena, row_pages * sizeof(uint32_t));
@@ -252,7 +259,9 @@ static void decode_decide(struct decode_core *core, struct decode_entry *entry,
     end->u.end.cause = cause;
     end->u.end.finish = finish;
     end->u.end.usage.prompt_tokens = entry->prompt_count;
-    end->u.end.usage.cached_tokens = entry->cached;
+    /* What neither of the two computed: P begins where its own cache ends. */
+    end->u.end.usage.cached_tokens =
+        entry->cached_peer > entry->cached ? entry->cached_peer : entry->cached;
     end->u.end.usage.completion_tokens = entry->token_count - entry->prompt_count;
     end->u.end.kv_bytes = entry->received;
     if (entry->state == DECODE_RECEIVING && cause != CAUSE_PEER_ABORT) {
@@ -261,11 +270,11 @@ static void decode_decide(struct decode_core *core, struct decode_entry *entry,
         refuse->u.refuse.slot.v = entry->id;
         refuse->u.refuse.cause = cause;
     }
-    if (entry->state == DECODE_RUNNING) {
+    if (entry->state == DECODE_RUNNING && cause != CAUSE_STEP_FAILED) {
         /* Whatever is computed stays useful, however the request ended: every row of it is whole.
-         */
-        pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
-                    entry->computed / core->config.page_tokens);
+         * But rows that led to logits which are no numbers may be none themselves. */
+        pages_index(&core->pages, entry->salt, decode_tokens(core, entry),
+                    decode_pages(core, entry), 0, entry->computed / core->config.page_tokens);
     }
     decode_disarm(entry, out);
     decode_unlink(core, entry);
@@ -318,7 +327,7 @@ static enum status decode_take_pages(struct decode_core *core, struct decode_ent
     uint32_t *table = decode_pages(core, entry);
     uint32_t count = pages_for(&core->pages, entry->token_count);
     /* The last token is always computed here, so it is never taken from the cache. */
-    uint32_t matched = pages_match(&core->pages, decode_tokens(core, entry),
+    uint32_t matched = pages_match(&core->pages, entry->salt, decode_tokens(core, entry),
                                    (entry->token_count - 1) / core->config.page_tokens, table);
     uint64_t wanted = count - matched;
     if (!is_pressing) {
@@ -327,7 +336,6 @@ static enum status decode_take_pages(struct decode_core *core, struct decode_ent
     if (wanted > pages_available(&core->pages) ||
         pages_take(&core->pages, count - matched, table + matched) != STATUS_OK) {
         pages_release(&core->pages, table, matched);
-        core->pages.hit_tokens_total -= (uint64_t)matched * core->config.page_tokens;
         return STATUS_BUSY;
     }
     entry->page_count = count;
@@ -351,6 +359,7 @@ static enum status decode_reserve(struct decode_core *core, struct decode_entry 
         return status;
     }
     entry->cached = entry->computed;
+    pages_count(&core->pages, entry->token_count, entry->cached);
     return STATUS_OK;
 }
 
@@ -391,6 +400,7 @@ static void decode_admit(struct decode_core *core, struct session *session,
                                    .max_new = admit->u.admit.max_new,
                                    .total_max = admit->u.admit.token_count + admit->u.admit.max_new,
                                    .sampling = admit->u.admit.sampling,
+                                   .salt = admit->u.admit.salt,
                                    .since = core->node.now,
                                    .state_since = core->node.now,
                                    .moved = core->node.now};
@@ -482,7 +492,7 @@ static void decode_try_commit(struct decode_core *core, struct decode_entry *ent
         return;
     }
     entry->computed = entry->prompt_count - 1;
-    pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
+    pages_index(&core->pages, entry->salt, decode_tokens(core, entry), decode_pages(core, entry), 0,
                 entry->computed / core->config.page_tokens);
     struct session *peer = &core->node.sessions[entry->peer];
     node_send(&core->node, peer, MESSAGE_COMMIT, out)->u.commit.slot.v = entry->id;
@@ -511,6 +521,7 @@ static void decode_fin(struct decode_core *core, struct session *session, const 
         return;
     }
     entry->is_fin_seen = true;
+    entry->cached_peer = fin->u.fin.cached < entry->prompt_count ? fin->u.fin.cached : 0;
     entry->moved = core->node.now; /* T_stall runs from the announcement */
     decode_try_commit(core, entry, out);
 }
@@ -629,7 +640,7 @@ static void decode_retract(struct decode_core *core, struct decode_entry *entry,
                            struct effects *out) {
     CHECK(entry->state == DECODE_RUNNING && decode_operations(entry) == 0);
     uint32_t at = decode_index(core, entry);
-    pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
+    pages_index(&core->pages, entry->salt, decode_tokens(core, entry), decode_pages(core, entry), 0,
                 entry->computed / core->config.page_tokens);
     pages_release(&core->pages, decode_pages(core, entry), entry->page_count);
     list_remove(entry->is_filling ? &core->fill : &core->run, RUN_LINKS(core), at);
@@ -840,6 +851,8 @@ static void decode_fill_done(struct decode_core *core, struct decode_entry *entr
 static enum finish decode_apply(struct decode_core *core, struct decode_entry *entry,
                                 const struct plan_row *row, const struct step_result *result,
                                 struct effects *out) {
+    bool is_prompt = entry->computed < entry->prompt_count;
+    uint32_t full = entry->computed / core->config.page_tokens;
     uint32_t end = row->position + row->token_count;
     uint32_t seen = entry->computed_most < row->position ? row->position
                     : entry->computed_most < end         ? entry->computed_most
@@ -849,22 +862,24 @@ static enum finish decode_apply(struct decode_core *core, struct decode_entry *e
         core->tokens_prefilled += (end < entry->prompt_count ? end : entry->prompt_count) - seen;
     }
     entry->computed += row->token_count;
+    bool is_wrong = row->is_sampled &&
+                    (result == NULL || !result->is_valid || result->token >= core->config.vocab);
+    if (is_prompt && !is_wrong) { /* whoever shares this prompt need not wait for its answer */
+        pages_index(&core->pages, entry->salt, decode_tokens(core, entry),
+                    decode_pages(core, entry), full, entry->computed / core->config.page_tokens);
+    }
     if (!row->is_sampled) {
         if (entry->is_filling && entry->token_count - entry->computed == 1) {
             decode_fill_done(core, entry);
         }
         return FINISH_NONE;
     }
-    if (result == NULL || !result->is_valid || result->token >= core->config.vocab) {
+    if (is_wrong) {
         decode_decide(core, entry, OUTCOME_FAILED, CAUSE_STEP_FAILED, FINISH_ERROR, out);
         return FINISH_NONE;
     }
     if (entry->is_filling) {
         decode_fill_done(core, entry);
-    }
-    if (entry->computed == entry->prompt_count) {
-        pages_index(&core->pages, decode_tokens(core, entry), decode_pages(core, entry), 0,
-                    entry->computed / core->config.page_tokens);
     }
     decode_tokens(core, entry)[entry->token_count++] = result->token;
     decode_account(core, entry);
@@ -1155,6 +1170,7 @@ void decode_core_step(struct decode_core *core, const struct event *event, struc
     }
     decode_sweep_sessions(core, out);
     decode_plan(core, out);
+    publisher_step(&core->publisher, &core->node, &core->pages, event->kind == EVENT_TICK, out);
     node_exit_when_idle(&core->node, out);
 }
 

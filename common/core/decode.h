@@ -16,6 +16,7 @@
 #include "core/budget.h"
 #include "core/node.h"
 #include "core/pages.h"
+#include "core/publish.h"
 #include "core/view.h"
 #include "core/words.h"
 
@@ -43,6 +44,7 @@ struct decode_config {
     uint32_t step_tokens_max; /* tokens in one step */
     uint32_t eos_count;
     uint32_t eos[EOS_MAX];
+    uint32_t changes_max;      /* of the prefix index, remembered for routers; a power of two */
     struct siphash_key secret; /* random: keys of slots, prefix index */
     uint32_t address_len;      /* the link's UCX worker address, for Accept */
     uint8_t address[WORKER_ADDRESS_MAX];
@@ -69,10 +71,12 @@ struct decode_entry {
     uint32_t prompt_count;  /* as admitted (a resume's prompt holds emitted tokens) */
     uint32_t output_first;
     uint32_t max_new;
-    uint32_t total_max;     /* prompt_count + max_new */
-    uint32_t page_count;    /* held now */
-    uint32_t growth;        /* pages that admission keeps free for it */
+    uint32_t total_max;  /* prompt_count + max_new */
+    uint32_t page_count; /* held now */
+    uint32_t growth;     /* pages that admission keeps free for it */
+    struct siphash128 salt;
     uint32_t cached;        /* tokens found in the prefix index at Admit */
+    uint32_t cached_peer;   /* tokens that P said to have found in its cache */
     uint32_t computed;      /* tokens whose KV is in our pages and whole */
     uint32_t computed_most; /* before it was retracted: up to here they are computed again */
     uint64_t received;      /* KV bytes verified */
@@ -103,6 +107,7 @@ struct decode_core {
     struct map by_attempt;
     struct words words;
     struct pages pages;
+    struct publisher publisher;
     struct budget budget;
     struct list run;       /* one token to compute */
     struct list fill;      /* a prompt, or the rest of one */

@@ -98,6 +98,7 @@ struct event {
             const char *model;
             const char *request_label; /* "" = none */
             const char *session_label;
+            const char *cache_salt;  /* NULL or "" = none */
             enum canary_legs canary; /* of a canary request: how it is to be served */
         } client_open;
         struct {

@@ -9,14 +9,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/siphash.h"
 #include "core/ids.h"
 #include "core/layout.h"
 #include "core/sampling.h"
 
-#define PROTOCOL_VERSION     1u
+/* What sessions speak. A process says in its Hello the oldest and the newest version it
+ * understands, and two of them use the newest that both do. */
+#define PROTOCOL_OLDEST  1u
+#define PROTOCOL_VERSION 2u
+#define PROTOCOL_CACHED  2u /* from this one on: MESSAGE_CACHED, and cache salts are kept apart */
+
 #define WORKER_ADDRESS_MAX   1024u /* bytes of a UCX worker address */
 #define MESSAGE_IDS_MAX      16384u
 #define MESSAGE_NUMERICS_MAX 32u
+#define MESSAGE_BLOCKS_MAX   1024u /* in each list of a MESSAGE_CACHED */
 
 enum message_kind {
     MESSAGE_HELLO = 1,   /* both ways, first on every session */
@@ -40,6 +47,7 @@ enum message_kind {
     MESSAGE_ABORT,       /* R -> D, R -> P (by attempt) */
     MESSAGE_ABORT_SLOT,  /* P -> D (by slot) */
     MESSAGE_COMMITTED,   /* D -> R */
+    MESSAGE_CACHED,      /* D -> R, P -> R: what entered and left my prefix index */
 };
 
 /* How an entry ended, in any process; first cause wins. */
@@ -109,17 +117,19 @@ struct message {
             struct incarnation incarnation;
             uint64_t session;            /* grows with every Hello of this incarnation */
             struct layout_digest layout; /* zero from routers */
-            uint32_t protocol;
+            uint32_t protocol;           /* the oldest understood */
+            uint32_t newest;             /* below `protocol`: the same as it */
             enum role role;
             char id[LABEL_MAX];                  /* label for people */
             char numerics[MESSAGE_NUMERICS_MAX]; /* "" from routers */
             bool is_draining;
         } hello;
         struct {
-            uint64_t progress;   /* grows whenever the sender's own work moves */
-            uint32_t entries;    /* live entries at the sender */
-            uint32_t pages_free; /* free + evictable pages (0 from routers) */
-            uint32_t backlog_ms; /* P: queued prefill work */
+            uint64_t progress;       /* grows whenever the sender's own work moves */
+            uint32_t entries;        /* live entries at the sender */
+            uint32_t pages_free;     /* free + evictable pages (0 from routers) */
+            uint32_t backlog_ms;     /* P: queued prefill work */
+            uint32_t backlog_tokens; /* P: the same in tokens to be computed */
             bool is_draining;
         } beat;
         struct {
@@ -134,8 +144,9 @@ struct message {
             uint32_t max_new;       /* tokens still to be generated, >= 1 */
             uint32_t deadline_ms;   /* remaining */
             struct sampling sampling;
-            uint32_t local_max;    /* D prefills it itself if at most so many tokens are uncached */
-            char label[LABEL_MAX]; /* the client's request_id, for logs and /debug/entries only */
+            uint32_t local_max; /* D prefills it itself if at most so many tokens are uncached */
+            struct siphash128 salt; /* only requests of one salt share cached pages; 0 = none */
+            char label[LABEL_MAX];  /* the client's request_id, for logs and /debug/entries only */
         } admit;
         struct {
             struct attempt_id attempt;
@@ -160,6 +171,7 @@ struct message {
             char address[ADDRESS_MAX]; /* D's gRPC address */
             uint32_t deadline_ms;
             char label[LABEL_MAX];
+            struct siphash128 salt; /* as in admit */
         } prefill;
         struct {
             struct attempt_id attempt;
@@ -171,6 +183,7 @@ struct message {
             enum cause cause;
             uint64_t bytes;      /* KV bytes handed to the link for this attempt */
             uint64_t exposed_us; /* OK: KV time that computing did not hide; 0 = not told */
+            uint32_t cached;     /* prompt tokens that P found in its own cache */
         } prefill_end;
         struct {
             struct slot_id slot;
@@ -191,6 +204,7 @@ struct message {
         struct {
             struct slot_id slot;
             uint64_t bytes;
+            uint32_t cached; /* prompt tokens that P found in its own cache */
         } fin;
         struct {
             struct slot_id slot;
@@ -222,6 +236,13 @@ struct message {
         struct {
             struct attempt_id attempt;
         } committed;
+        struct {
+            bool is_reset; /* forget everything I said before; then the lists */
+            uint32_t removed_count;
+            uint32_t stored_count;
+            const uint64_t *removed; /* blocks (core/blocks.h) that left, before those that came */
+            const uint64_t *stored;
+        } cached;
     } u;
 };
 

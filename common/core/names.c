@@ -38,6 +38,7 @@ const char *message_name(enum message_kind kind) {
     case MESSAGE_ABORT: return "abort";
     case MESSAGE_ABORT_SLOT: return "abort_slot";
     case MESSAGE_COMMITTED: return "committed";
+    case MESSAGE_CACHED: return "cached";
     }
     return "unknown";
 }

@@ -165,7 +165,8 @@ static void node_hello(struct node *node, struct session *session, struct effect
     message->u.hello.incarnation = node->config.incarnation;
     message->u.hello.session = ++node->next_session;
     message->u.hello.layout = node->config.layout;
-    message->u.hello.protocol = PROTOCOL_VERSION;
+    message->u.hello.protocol = PROTOCOL_OLDEST;
+    message->u.hello.newest = PROTOCOL_VERSION;
     message->u.hello.role = node->config.role;
     message->u.hello.is_draining = node->is_draining;
     memcpy(message->u.hello.id, node->config.id, LABEL_MAX);
@@ -264,7 +265,11 @@ static bool node_greet(struct node *node, struct session *session, const struct 
         node_end(node, session, CAUSE_SESSION_ERROR, out);
         return false;
     }
-    if (message->u.hello.protocol != PROTOCOL_VERSION || incarnation.v == 0) {
+    uint32_t newest = message->u.hello.newest > message->u.hello.protocol
+                          ? message->u.hello.newest
+                          : message->u.hello.protocol;
+    if (message->u.hello.protocol > PROTOCOL_VERSION || newest < PROTOCOL_OLDEST ||
+        incarnation.v == 0) {
         return node_refuse(node, session, CAUSE_MISMATCH, message, out);
     }
     session->is_other_life = session->is_ours && incarnation.v != session->incarnation.v;
@@ -291,6 +296,7 @@ static bool node_greet(struct node *node, struct session *session, const struct 
     session->role = role;
     session->incarnation = incarnation;
     session->number = message->u.hello.session;
+    session->protocol = newest < PROTOCOL_VERSION ? newest : PROTOCOL_VERSION;
     session->layout = message->u.hello.layout;
     session->is_peer_draining = message->u.hello.is_draining;
     memcpy(session->id, message->u.hello.id, LABEL_MAX);
@@ -317,6 +323,7 @@ static struct session *node_mail(struct node *node, struct session *session,
         session->peer_entries = message->u.beat.entries;
         session->peer_pages_free = message->u.beat.pages_free;
         session->peer_backlog_ms = message->u.beat.backlog_ms;
+        session->peer_backlog_tokens = message->u.beat.backlog_tokens;
         session->is_peer_draining = message->u.beat.is_draining;
     }
     return session;
@@ -375,6 +382,7 @@ void node_tick(struct node *node, struct effects *out) {
             message->u.beat.entries = node->ledger.live;
             message->u.beat.pages_free = node->beat_pages_free;
             message->u.beat.backlog_ms = node->beat_backlog_ms;
+            message->u.beat.backlog_tokens = node->beat_backlog_tokens;
             message->u.beat.is_draining = node->is_draining;
         }
     }

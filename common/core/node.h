@@ -69,12 +69,14 @@ struct session {
     enum cause cause;               /* why it ended */
     struct incarnation incarnation; /* of the peer; expected one until its Hello */
     uint64_t number;                /* the peer's Hello.session */
+    uint32_t protocol;              /* the newest that both understand; 0 until its Hello */
     struct layout_digest layout;
     uint64_t link_peer; /* P: id towards the link; 0 = none yet */
     uint64_t peer_progress;
     uint32_t peer_entries;
     uint32_t peer_pages_free;
     uint32_t peer_backlog_ms;
+    uint32_t peer_backlog_tokens;
     struct instant since;
     struct instant heard;
     struct instant beat_due;
@@ -152,8 +154,9 @@ struct node {
     struct map by_stream;
     uint32_t sessions_live;
     uint32_t sessions_ended;  /* SESSION_ENDED now: work for the sweep */
-    uint32_t beat_pages_free; /* the role keeps these two for its beats */
+    uint32_t beat_pages_free; /* the role keeps these three for its beats */
     uint32_t beat_backlog_ms;
+    uint32_t beat_backlog_tokens;
     uint64_t next_stream;
     uint64_t next_session;
     uint64_t next_link_peer;

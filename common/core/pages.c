@@ -6,25 +6,38 @@
 
 #define PAGE_LINKS(pages) &(pages)->table[0].link, (uint32_t)sizeof(struct page)
 
-void pages_init(struct pages *pages, uint32_t capacity, uint32_t page_tokens,
-                struct siphash_key key, struct arena *arena) {
+void pages_init(struct pages *pages, const struct pages_config *config, struct arena *arena) {
+    uint32_t capacity = config->capacity;
+    CHECK(config->changes_max > 0 && (config->changes_max & (config->changes_max - 1)) == 0);
     struct page *table = arena_take(arena, (uint64_t)capacity * sizeof *table);
-    uint32_t *tokens = arena_take(arena, (uint64_t)capacity * page_tokens * sizeof *tokens);
+    uint32_t *tokens = arena_take(arena, (uint64_t)capacity * config->page_tokens * sizeof *tokens);
     void *slots = arena_take(arena, map_bytes(capacity));
+    struct page_change *changes =
+        arena_take(arena, (uint64_t)config->changes_max * sizeof *changes);
     if (table == NULL) {
         return;
     }
     *pages = (struct pages){.table = table,
                             .tokens = tokens,
-                            .key = key,
+                            .key = config->secret,
+                            .block_key = block_key(config->model),
+                            .changes = changes,
+                            .changes_mask = config->changes_max - 1,
                             .capacity = capacity,
-                            .page_tokens = page_tokens};
+                            .page_tokens = config->page_tokens};
     map_init(&pages->index, capacity, slots);
     list_init(&pages->free);
     list_init(&pages->cached);
     for (uint32_t i = 0; i < capacity; i++) {
         list_push_back(&pages->free, PAGE_LINKS(pages), i);
     }
+}
+
+/* Change number n (from 1) lies at n - 1. */
+static uint64_t pages_changed(struct pages *pages, uint64_t block, uint64_t stored_at) {
+    pages->changes[pages->changes_total & pages->changes_mask] =
+        (struct page_change){block, stored_at};
+    return ++pages->changes_total;
 }
 
 static struct siphash128 pages_hash(const struct pages *pages, struct siphash128 before,
@@ -61,9 +74,9 @@ static void pages_reference(struct pages *pages, uint32_t at) {
     page->references++;
 }
 
-uint32_t pages_match(struct pages *pages, const uint32_t *tokens, uint32_t limit,
-                     uint32_t *pages_out) {
-    struct siphash128 before = {0, 0};
+uint32_t pages_match(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
+                     uint32_t limit, uint32_t *pages_out) {
+    struct siphash128 before = salt;
     uint32_t count = 0;
     while (count < limit) {
         const uint32_t *here = tokens + (uint64_t)count * pages->page_tokens;
@@ -76,7 +89,6 @@ uint32_t pages_match(struct pages *pages, const uint32_t *tokens, uint32_t limit
         pages_out[count++] = at;
         before = through;
     }
-    pages->hit_tokens_total += (uint64_t)count * pages->page_tokens;
     return count;
 }
 
@@ -91,6 +103,7 @@ enum status pages_take(struct pages *pages, uint32_t count, uint32_t *pages_out)
             list_remove(&pages->cached, PAGE_LINKS(pages), at);
             CHECK(map_remove(&pages->index, pages->table[at].through.low, at));
             pages->table[at].is_indexed = false;
+            (void)pages_changed(pages, pages->table[at].block, pages->table[at].stored_at);
             pages->evictions_total++;
         } else {
             list_remove(&pages->free, PAGE_LINKS(pages), at);
@@ -120,25 +133,36 @@ void pages_release(struct pages *pages, const uint32_t *list, uint32_t count) {
     }
 }
 
-void pages_index(struct pages *pages, const uint32_t *tokens, const uint32_t *list, uint32_t first,
-                 uint32_t end) {
-    struct siphash128 before = {0, 0};
-    for (uint32_t i = 0; i < end; i++) {
+void pages_index(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
+                 const uint32_t *list, uint32_t first, uint32_t end) {
+    uint32_t start = first;
+    while (start > 0 && !pages->table[list[start - 1]].is_indexed) {
+        start--; /* its contents are indexed elsewhere: the chain is taken from there */
+    }
+    struct siphash128 before = start > 0 ? pages->table[list[start - 1]].through : salt;
+    uint64_t block = start > 0 ? pages->table[list[start - 1]].block : block_first(salt);
+    for (uint32_t i = start; i < end; i++) {
         struct page *page = &pages->table[list[i]];
         const uint32_t *here = tokens + (uint64_t)i * pages->page_tokens;
         CHECK_OP(page->references, >, 0);
         if (page->is_indexed) {
             before = page->through;
+            block = page->block;
             continue;
         }
         struct siphash128 through = pages_hash(pages, before, here);
-        if (i >= first && pages_lookup(pages, before, through, here) == UINT32_MAX) {
+        uint32_t twin = pages_lookup(pages, before, through, here);
+        block = twin != UINT32_MAX ? pages->table[twin].block
+                                   : block_next(pages->block_key, block, here, pages->page_tokens);
+        if (i >= first && twin == UINT32_MAX) {
             page->before = before;
             page->through = through;
+            page->block = block;
             page->is_indexed = true;
             memcpy(pages->tokens + (uint64_t)list[i] * pages->page_tokens, here,
                    (size_t)pages->page_tokens * sizeof *here);
             map_add(&pages->index, through.low, list[i]);
+            page->stored_at = pages_changed(pages, block, 0);
         }
         before = through;
     }

@@ -7,7 +7,9 @@
  * The prefix index holds only pages whose every byte is computed or verified (I12): the caller
  * indexes, and never before. A page is found by the keyed 128-bit hash of everything before it and
  * the exact tokens in it. Order of eviction is free: a page whose predecessor is gone is merely
- * unreachable until it returns. */
+ * unreachable until it returns. A tenant's salt is where its chains begin, so that no two tenants
+ * share a page. What enters and leaves the index is noted in a ring, under the names that routers
+ * know (core/blocks.h); core/publish.h reads it. */
 #ifndef CORE_PAGES_H
 #define CORE_PAGES_H
 
@@ -19,13 +21,31 @@
 #include "base/map.h"
 #include "base/siphash.h"
 #include "base/status.h"
+#include "core/blocks.h"
 
 struct page {
     uint32_t references;
     bool is_indexed;
-    struct siphash128 before;  /* hash of all tokens before this page */
-    struct siphash128 through; /* hash of all tokens up to its end */
+    struct siphash128 before;  /* hash of salt and all tokens before this page */
+    struct siphash128 through; /* hash of salt and all tokens up to its end */
+    uint64_t block;            /* the same as routers know it */
+    uint64_t stored_at;        /* number of the change that put it into the index, from 1 */
     struct link link;          /* in free or cached list */
+};
+
+/* One change of the index. */
+struct page_change {
+    uint64_t block;
+    uint64_t
+        stored_at; /* of a block that left: the number of the change that had stored it; else 0 */
+};
+
+struct pages_config {
+    uint32_t capacity;
+    uint32_t page_tokens;
+    uint32_t changes_max;       /* remembered for routers; a power of two */
+    struct siphash_key secret;  /* this process's: nobody can make two prefixes look alike */
+    struct layout_digest model; /* what names of blocks are shared with */
 };
 
 struct pages {
@@ -35,21 +55,25 @@ struct pages {
     struct list free;
     struct list cached; /* oldest first */
     struct siphash_key key;
+    struct siphash_key block_key;
+    struct page_change *changes; /* the last of them, at their number modulo changes_mask + 1 */
+    uint64_t changes_total;
+    uint32_t changes_mask;
     uint32_t capacity;
     uint32_t page_tokens;
     uint32_t owned;
-    bool drops_next_free; /* for tests of the ledger: one page is forgotten */
-    uint64_t hit_tokens_total;
+    bool drops_next_free;        /* for tests of the ledger: one page is forgotten */
+    uint64_t query_tokens_total; /* of prompts that were looked up and admitted */
+    uint64_t hit_tokens_total;   /* of those, found */
     uint64_t evictions_total;
 };
 
-void pages_init(struct pages *pages, uint32_t capacity, uint32_t page_tokens,
-                struct siphash_key key, struct arena *arena);
+void pages_init(struct pages *pages, const struct pages_config *config, struct arena *arena);
 
-/* Takes references on the longest run of indexed full pages that equals tokens[0..], at most
- * `limit` pages. Returns how many; their numbers are in pages_out. */
-uint32_t pages_match(struct pages *pages, const uint32_t *tokens, uint32_t limit,
-                     uint32_t *pages_out);
+/* Takes references on the longest run of indexed full pages that equals tokens[0..] under this
+ * salt, at most `limit` pages. Returns how many; their numbers are in pages_out. */
+uint32_t pages_match(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
+                     uint32_t limit, uint32_t *pages_out);
 /* Takes `count` pages, evicting cached ones as needed. All or nothing: STATUS_BUSY changes nothing.
  */
 MUST_USE enum status pages_take(struct pages *pages, uint32_t count, uint32_t *pages_out);
@@ -58,9 +82,14 @@ MUST_USE enum status pages_take(struct pages *pages, uint32_t count, uint32_t *p
 void pages_release(struct pages *pages, const uint32_t *list, uint32_t count);
 /* Puts the full pages [first, end) of a sequence into the index. tokens: the whole sequence from 0;
  * list: its pages from 0. Pages already indexed, or whose contents are indexed elsewhere, are left
- * as they are. */
-void pages_index(struct pages *pages, const uint32_t *tokens, const uint32_t *list, uint32_t first,
-                 uint32_t end);
+ * as they are. Costs O(end - first) where the page before `first` is indexed. */
+void pages_index(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
+                 const uint32_t *list, uint32_t first, uint32_t end);
+/* A prompt was admitted of which so many tokens were found. */
+static inline void pages_count(struct pages *pages, uint32_t prompt, uint32_t hit) {
+    pages->query_tokens_total += prompt;
+    pages->hit_tokens_total += hit;
+}
 
 static inline uint32_t pages_available(const struct pages *pages) {
     return pages->free.count + pages->cached.count;

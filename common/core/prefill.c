@@ -37,7 +37,14 @@ static void prefill_layout(struct prefill_core *core, const struct prefill_confi
     void *attempts = arena_take(arena, map_bytes(config->entries_max));
     void *slots = arena_take(arena, map_bytes(config->entries_max));
     words_init(&core->words, words > (1u << 30) ? 1u << 30 : (uint32_t)words, arena);
-    pages_init(&core->pages, config->page_count, page_tokens, config->secret, arena);
+    pages_init(&core->pages,
+               &(struct pages_config){.capacity = config->page_count,
+                                      .page_tokens = page_tokens,
+                                      .changes_max = config->changes_max,
+                                      .secret = config->secret,
+                                      .model = config->node.layout},
+               arena);
+    publisher_init(&core->publisher, config->node.sessions_max, arena);
     core->rows = arena_take(arena, (uint64_t)config->rows_max * sizeof *core->rows);
     core->row_tokens = arena_take(arena, (uint64_t)config->step_tokens_max * sizeof(uint32_t));
     core->row_pages = arena_take(arena, row_pages * sizeof(uint32_t));
@@ -197,6 +204,7 @@ static void prefill_decide(struct prefill_core *core, struct prefill_entry *entr
     if (outcome == OUTCOME_OK) {
         end->u.prefill_end.exposed_us = (uint64_t)(entry->exposed.ns + 999) / 1000;
     }
+    end->u.prefill_end.cached = entry->cached;
     if (outcome != OUTCOME_OK && cause != CAUSE_PEER_REFUSED && entry->is_open_sent) {
         struct message *abort = node_send(&core->node, peer, MESSAGE_ABORT_SLOT, out);
         abort->u.refuse.slot = entry->slot;
@@ -329,6 +337,7 @@ static void prefill_admit(struct prefill_core *core, struct session *session,
         .words = words,
         .end = end,
         .from = message->u.prefill.from,
+        .salt = message->u.prefill.salt,
         .since = core->node.now,
         .state_since = core->node.now,
         .moved = core->node.now,
@@ -550,6 +559,7 @@ static void prefill_finish(struct prefill_core *core, struct prefill_entry *entr
     struct message *fin = node_send(&core->node, peer, MESSAGE_FIN, out);
     fin->u.fin.slot = entry->slot;
     fin->u.fin.bytes = entry->bytes_handed;
+    fin->u.fin.cached = entry->cached;
     list_remove(&core->active, QUEUE_LINKS(core), prefill_index(core, entry));
     prefill_move(core, entry, PREFILL_SENT);
 }
@@ -589,11 +599,12 @@ static void prefill_step_row(struct prefill_core *core, struct prefill_entry *en
     prefill_send(core, entry, entry->component_next,
                  core->config.layout->component_count - entry->component_next, row->position,
                  row->position + row->token_count, out);
+    uint32_t full = entry->computed / core->config.layout->page_tokens;
     entry->computed += row->token_count;
     core->backlog_tokens -= row->token_count;
     core->tokens_computed += row->token_count;
-    pages_index(&core->pages, prefill_tokens(core, entry), prefill_pages(core, entry), 0,
-                entry->computed / core->config.layout->page_tokens);
+    pages_index(&core->pages, entry->salt, prefill_tokens(core, entry), prefill_pages(core, entry),
+                full, entry->computed / core->config.layout->page_tokens);
     if (entry->computed == entry->end) {
         prefill_finish(core, entry, ended, out);
     }
@@ -632,15 +643,17 @@ static bool prefill_start(struct prefill_core *core, struct prefill_entry *entry
     uint32_t page_tokens = core->config.layout->page_tokens;
     uint32_t *table = prefill_pages(core, entry);
     uint32_t total = pages_for(&core->pages, entry->end);
-    uint32_t matched =
-        pages_match(&core->pages, prefill_tokens(core, entry), entry->end / page_tokens, table);
+    uint32_t matched = pages_match(&core->pages, entry->salt, prefill_tokens(core, entry),
+                                   entry->end / page_tokens, table);
     if (pages_take(&core->pages, total - matched, table + matched) != STATUS_OK) {
         pages_release(&core->pages, table, matched);
         return false;
     }
     uint32_t at = prefill_index(core, entry);
     entry->page_count = total;
-    entry->computed = matched * page_tokens;
+    entry->cached = matched * page_tokens;
+    entry->computed = entry->cached;
+    pages_count(&core->pages, entry->end, entry->cached);
     core->backlog_tokens -= entry->computed;
     core->tokens_cached += entry->computed;
     list_remove(&core->ready, QUEUE_LINKS(core), at);
@@ -826,6 +839,8 @@ static void prefill_tick(struct prefill_core *core, struct effects *out) {
     }
     node->beat_pages_free = pages_available(&core->pages);
     node->beat_backlog_ms = budget_backlog_ms(&core->budget, core->backlog_tokens);
+    node->beat_backlog_tokens =
+        core->backlog_tokens < UINT32_MAX ? (uint32_t)core->backlog_tokens : UINT32_MAX;
     node_tick(node, out);
     prefill_send_audits(core, out);
 }
@@ -888,6 +903,7 @@ void prefill_core_step(struct prefill_core *core, const struct event *event, str
     }
     prefill_sweep_sessions(core, out);
     prefill_plan(core, out);
+    publisher_step(&core->publisher, &core->node, &core->pages, event->kind == EVENT_TICK, out);
     node_exit_when_idle(&core->node, out);
 }
 

@@ -14,6 +14,7 @@
 #include "core/budget.h"
 #include "core/node.h"
 #include "core/pages.h"
+#include "core/publish.h"
 #include "core/view.h"
 #include "core/words.h"
 
@@ -36,6 +37,7 @@ struct prefill_config {
     uint32_t step_tokens_max;
     uint32_t sends_high;  /* no new step while more sends are outstanding: back-pressure */
     uint32_t batch_bytes; /* layers are sent together up to this size (64 KiB) */
+    uint32_t changes_max; /* of the prefix index, remembered for routers; a power of two */
     struct siphash_key secret;
 };
 
@@ -56,6 +58,8 @@ struct prefill_entry {
     uint32_t words;         /* tokens [0, end), then page table */
     uint32_t end;           /* n - 1 */
     uint32_t from;
+    struct siphash128 salt;
+    uint32_t cached; /* tokens found in our own index when computing began */
     uint32_t computed;
     uint32_t page_count;     /* 0 until computing starts */
     uint32_t component_next; /* of the running step: first component not handed to the link */
@@ -87,6 +91,7 @@ struct prefill_core {
     struct map by_slot;    /* (peer stream, slot) */
     struct words words;
     struct pages pages;
+    struct publisher publisher;
     struct budget budget;
     struct list queue;  /* QUEUED, not yet accepted by D */
     struct list ready;  /* QUEUED and accepted, first come first served */

@@ -46,8 +46,10 @@ static void router_layout(struct router_core *core, const struct router_config *
     core->label_hashes = arena_take(arena, (uint64_t)config->requests_max * 2 * sizeof(uint64_t));
     words_init(&core->words, config->words_max, arena);
     core->workers = arena_take(arena, (uint64_t)config->workers_max * sizeof *core->workers);
-    core->affinity_hash = arena_take(arena, ROUTER_AFFINITY_SLOTS * sizeof(uint64_t));
-    core->affinity_worker = arena_take(arena, ROUTER_AFFINITY_SLOTS * sizeof(uint64_t));
+    block_set_init(&core->blocks, config->blocks_max, arena);
+    for (uint32_t i = 0; i < ROUTER_CHAINS; i++) {
+        core->chains[i].blocks = arena_take(arena, ROUTER_CHAIN_MAX * sizeof(uint64_t));
+    }
     core->out_ids = arena_take(arena, (uint64_t)MESSAGE_IDS_MAX * sizeof(uint64_t));
     if (ids == NULL) {
         return;
@@ -132,6 +134,10 @@ static bool request_has_decode(const struct request *request, const struct sessi
 
 static bool request_has_prefill(const struct request *request, const struct session *session) {
     return request->prefill != ROUTER_NONE && request->prefill_stream.v == session->stream.v;
+}
+
+static uint32_t request_emitted(const struct request *request) {
+    return request->token_count - request->prompt_count;
 }
 
 /* Choice 0 of the same call: the request itself, where there is only one. */
@@ -253,6 +259,7 @@ static void leg_end_decode(struct router_core *core, struct request *request) {
     worker->attempts--;
     leg_answered(core, request);
     worker->tokens_reserved -= request_weight(request);
+    worker->tokens_due -= request->due_decode;
     request->decode = ROUTER_NONE;
     core->is_placing_due = core->parked.count > 0 || core->is_placing_due;
 }
@@ -263,8 +270,19 @@ static void leg_end_prefill(struct router_core *core, struct request *request) {
                 request_index(core, request));
     worker->attempts--;
     worker->tokens_reserved -= request->attempt_tokens;
+    worker->tokens_due -= request->due_prefill;
     request->prefill = ROUTER_NONE;
     core->is_placing_due = core->parked.count > 0 || core->is_placing_due;
+}
+
+/* What is left for D to do: `prompt` tokens, and the rest of the answer. */
+static void leg_expect(struct router_core *core, struct request *request, uint32_t prompt) {
+    struct worker *worker = &core->workers[request->decode];
+    uint32_t answer = request->max_tokens - request_emitted(request);
+    uint32_t due = prompt + (answer < WEIGHT_ANSWER_MAX ? answer : WEIGHT_ANSWER_MAX);
+    worker->tokens_due += due;
+    worker->tokens_due -= request->due_decode;
+    request->due_decode = due;
 }
 
 static void leg_abort(struct router_core *core, struct request *request, uint32_t worker_index,
@@ -303,10 +321,6 @@ struct router_ending {
     uint32_t completion_tokens;
     const char *detail;
 };
-
-static uint32_t request_emitted(const struct request *request) {
-    return request->token_count - request->prompt_count;
-}
 
 /* The outcome of one choice: its legs are let go, and it waits for nothing any more. */
 static void request_decide(struct router_core *core, struct request *request,
@@ -593,8 +607,10 @@ static void request_ask(struct router_core *core, struct request *request, enum 
                  instant_add(core->node.now, core->node.config.timers.admit));
 }
 
-static void request_admit(struct router_core *core, struct request *request, uint32_t decode,
-                          uint32_t local_max, struct effects *out) {
+static void request_admit(struct router_core *core, struct request *request,
+                          const struct fleet_choice *chosen, uint32_t local_max,
+                          struct effects *out) {
+    uint32_t decode = chosen->worker;
     struct worker *worker = &core->workers[decode];
     struct session *session = &core->node.sessions[worker->session];
     request_unpark(core, request);
@@ -613,6 +629,8 @@ static void request_admit(struct router_core *core, struct request *request, uin
     worker->admitting++;
     request->is_admit_open = true;
     worker->tokens_reserved += request_weight(request);
+    request->due_decode = 0;
+    leg_expect(core, request, request->token_count - chosen->cached);
     list_push_back(&session->entries, DECODE_LINKS(core), request_index(core, request));
     text_copy(request->decode_label, LABEL_MAX, worker->info.id);
     request->prefill_label[0] = '\0';
@@ -628,6 +646,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
     admit->u.admit.deadline_ms = left.ns > 0 ? (uint32_t)span_to_ms(left) : 0;
     admit->u.admit.sampling = request->sampling;
     admit->u.admit.local_max = local_max;
+    admit->u.admit.salt = request->salt;
     text_copy(admit->u.admit.label, LABEL_MAX, request->label);
     core->stats.admits += request_is_canary(request) ? 0 : 1;
     request_move(core, request, REQUEST_ADMITTING,
@@ -636,7 +655,7 @@ static void request_admit(struct router_core *core, struct request *request, uin
 
 /* Tries to place one request; false if it must wait for room. */
 static bool request_place(struct router_core *core, struct request *request, struct effects *out) {
-    uint32_t decode = ROUTER_NONE;
+    struct fleet_choice decode = {.worker = ROUTER_NONE};
     enum fleet_answer answer = fleet_choose_decode(core, request, &decode);
     if (answer != FLEET_CHOSEN) {
         if (answer == FLEET_BUSY) {
@@ -646,20 +665,20 @@ static bool request_place(struct router_core *core, struct request *request, str
         }
         return false;
     }
-    const struct worker *worker = &core->workers[decode];
+    const struct worker *worker = &core->workers[decode.worker];
     if (request->prefer != 0 && request->prefer == worker->info.incarnation.v) {
         /* It has every whole page of the prompt; the rest is not worth another worker's turn. */
         uint32_t above = core->config.disaggregate_above;
         uint32_t page = worker->info.page_tokens;
-        request_admit(core, request, decode, above > page ? above : page, out);
+        request_admit(core, request, &decode, above > page ? above : page, out);
         return true;
     }
-    uint32_t prefill = ROUTER_NONE;
+    struct fleet_choice prefill = {.worker = ROUTER_NONE};
     uint32_t local_max = request->canary == CANARY_ONE_LEG    ? UINT32_MAX
                          : request->canary == CANARY_TWO_LEGS ? 0
                                                               : core->config.disaggregate_above;
     if (request->token_count - 1 > local_max) {
-        enum fleet_answer second = fleet_choose_prefill(core, request, decode, &prefill);
+        enum fleet_answer second = fleet_choose_prefill(core, request, decode.worker, &prefill);
         if (second == FLEET_BUSY) {
             return false; /* reserve nothing at D that nobody could fill now */
         }
@@ -667,7 +686,7 @@ static bool request_place(struct router_core *core, struct request *request, str
             local_max = UINT32_MAX; /* no prefill worker at all: D serves alone */
         }
     }
-    request_admit(core, request, decode, local_max, out);
+    request_admit(core, request, &decode, local_max, out);
     return true;
 }
 
@@ -714,20 +733,22 @@ static void router_place(struct router_core *core, struct effects *out) {
 /* Sends Prefill to a prefill worker for the slot that D has reserved. */
 static void request_prefill(struct router_core *core, struct request *request,
                             struct effects *out) {
-    uint32_t prefill = ROUTER_NONE;
+    struct fleet_choice chosen = {.worker = ROUTER_NONE};
     const struct worker *decode = &core->workers[request->decode];
-    if (fleet_choose_prefill(core, request, request->decode, &prefill) != FLEET_CHOSEN) {
+    if (fleet_choose_prefill(core, request, request->decode, &chosen) != FLEET_CHOSEN) {
         request_replace(core, request, out); /* frees D's pages; waits for a prefill worker */
         return;
     }
-    struct worker *worker = &core->workers[prefill];
+    struct worker *worker = &core->workers[chosen.worker];
     struct session *session = &core->node.sessions[worker->session];
-    request->prefill = prefill;
+    request->prefill = chosen.worker;
     request->prefill_stream = session->stream;
     request->is_prefill_queued = false;
     worker->attempts++;
     worker->last_given[fleet_turn_kind(request)] = ++core->given;
     worker->tokens_reserved += request->attempt_tokens;
+    request->due_prefill = request->attempt_tokens - chosen.cached;
+    worker->tokens_due += request->due_prefill;
     list_push_back(&session->entries, PREFILL_LINKS(core), request_index(core, request));
     text_copy(request->prefill_label, LABEL_MAX, worker->info.id);
     struct message *message = node_send(&core->node, session, MESSAGE_PREFILL, out);
@@ -738,6 +759,7 @@ static void request_prefill(struct router_core *core, struct request *request,
     message->u.prefill.slot = request->slot;
     message->u.prefill.key = request->key;
     message->u.prefill.decode = decode->info.incarnation;
+    message->u.prefill.salt = request->salt;
     text_copy(message->u.prefill.address, ADDRESS_MAX, decode->info.address);
     text_copy(message->u.prefill.label, LABEL_MAX, request->label);
     struct span left = instant_since(request->deadline, core->node.now);
@@ -750,6 +772,18 @@ static void request_prefill(struct router_core *core, struct request *request,
 
 /* --- mail from D
  * --------------------------------------------------------------------------------------- */
+
+/* So much of the first admitted attempt's prompt needed no computing: D says what it had when it
+ * admits, P how far its own cache went when it is done. */
+static void request_found(struct router_core *core, struct request *request, uint32_t cached) {
+    if (request->attempt.v != request->cached_attempt.v || cached <= request->cached_first ||
+        cached >= request->prompt_count) {
+        return;
+    }
+    bool is_counted = request->choice == 0 && !request_is_canary(request); /* a prompt once */
+    core->stats.cached_tokens += is_counted ? cached - request->cached_first : 0;
+    request->cached_first = cached;
+}
 
 static void router_admitted(struct router_core *core, struct session *session,
                             const struct message *message, struct effects *out) {
@@ -772,12 +806,11 @@ static void router_admitted(struct router_core *core, struct session *session,
     request->slot = message->u.admitted.slot;
     request->key = message->u.admitted.key;
     request->cached = cached;
-    if (!request->has_cached_first) {
-        request->has_cached_first = true;
-        request->cached_first = cached;
-        core->stats.cached_tokens += request_is_canary(request) ? 0 : cached;
+    if (request->cached_attempt.v == 0) {
+        request->cached_attempt = request->attempt;
+        request_found(core, request, cached);
     }
-    fleet_remember_prefix(core, request, request->decode);
+    leg_expect(core, request, message->u.admitted.is_local ? request->attempt_tokens - cached : 1);
     if (message->u.admitted.is_local) {
         core->stats.one_leg += request_is_canary(request) ? 0 : 1;
         request_move(core, request, REQUEST_STREAMING, INSTANT_NEVER);
@@ -874,6 +907,9 @@ static void request_token(struct router_core *core, struct request *request,
             choices_place(core, request);
         }
     }
+    if (request->token_count == request->attempt_tokens) {
+        leg_expect(core, request, 0); /* D has the prompt behind it */
+    }
     if (request->failures > 0 && request->token_count == request->attempt_tokens &&
         request_emitted(request) > 0) {
         core->stats.resumes_ok++;
@@ -956,6 +992,7 @@ static void router_end(struct router_core *core, struct session *session,
     if (is_ok) {
         /* A short answer is over before P has heard of the Commit and told us. */
         request->kv_bytes = message->u.end.kv_bytes;
+        request_found(core, request, message->u.end.usage.cached_tokens);
     }
     if (is_ok && request->state != REQUEST_ADMITTING) {
         request_done(core, request, CAUSE_DONE, message->u.end.finish, request_emitted(request),
@@ -1030,6 +1067,7 @@ static void router_prefill_mail(struct router_core *core, struct session *sessio
     } else if (message->u.prefill_end.outcome == OUTCOME_OK) {
         request->kv_bytes = message->u.prefill_end.bytes;
         request->kv_exposed_us = message->u.prefill_end.exposed_us;
+        request_found(core, request, message->u.prefill_end.cached);
         leg_end_prefill(core, request);
     } else {
         request_prefill_lost(core, request, message->u.prefill_end.cause, out);
@@ -1209,6 +1247,7 @@ static void router_client_open(struct router_core *core, const struct event *eve
     hashes[0] = router_label_hash(core, request->label);
     hashes[1] = router_label_hash(core, request->session_label);
     request->model_hash = fleet_model_hash(core, request->model);
+    request->salt = salt_of(event->u.client_open.cache_salt);
     struct span left = event->u.client_open.deadline;
     if (left.ns <= 0 || left.ns > core->node.config.timers.request.ns) {
         left = core->node.config.timers.request;
@@ -1519,7 +1558,7 @@ static void request_reap(struct router_core *core, struct request *request, stru
     if (!instant_reached(node->now, request->state_deadline)) {
         return;
     }
-    uint32_t unused = ROUTER_NONE;
+    struct fleet_choice unused = {.worker = ROUTER_NONE};
     if (request->state == REQUEST_PLACING &&
         fleet_choose_decode(core, request, &unused) != FLEET_NONE) {
         /* There are workers, only no room: the request's own deadline bounds that wait. */
@@ -1592,6 +1631,7 @@ static void router_mail(struct router_core *core, struct session *session,
         worker = fleet_of_session(core, session);
         if (worker != NULL) {
             worker->reconnect_after = core->node.config.timers.reconnect_first;
+            fleet_view_begin(core, worker);
         }
         core->is_placing_due = true;
         return;
@@ -1600,6 +1640,12 @@ static void router_mail(struct router_core *core, struct session *session,
         return;
     case MESSAGE_AUDIT: router_audited(core, session, message, out); return;
     case MESSAGE_UNKNOWN: router_unknown(core, session, message, out); return;
+    case MESSAGE_CACHED:
+        worker = fleet_of_session(core, session);
+        if (worker != NULL) {
+            fleet_cached(core, worker, message);
+        }
+        return;
     case MESSAGE_ADMITTED:
     case MESSAGE_REJECTED:
     case MESSAGE_TOKENS:
@@ -1818,6 +1864,7 @@ void router_verify(const struct router_core *core) {
     uint32_t parked = 0;
     uint32_t attempts = 0;
     uint32_t admitting = 0;
+    uint64_t expected = 0;
     for (uint32_t i = 0; i < core->config.requests_max; i++) {
         const struct request *request = &core->requests[i];
         if (request->state == REQUEST_NONE) {
@@ -1833,6 +1880,8 @@ void router_verify(const struct router_core *core) {
         admitting += request->is_admit_open ? 1 : 0;
         CHECK(request->is_admit_open == (request->state == REQUEST_ADMITTING));
         parked += request->parked_link.is_linked ? 1 : 0;
+        expected += request->decode != ROUTER_NONE ? request->due_decode : 0;
+        expected += request->prefill != ROUTER_NONE ? request->due_prefill : 0;
         attempts +=
             (request->decode != ROUTER_NONE ? 1 : 0) + (request->prefill != ROUTER_NONE ? 1 : 0);
         CHECK(pool_id_at(&core->ids, i) == request->id);
@@ -1848,7 +1897,11 @@ void router_verify(const struct router_core *core) {
     }
     uint32_t counted = 0;
     uint32_t asked = 0;
+    uint64_t due = 0;
+    uint64_t blocks = 0;
     for (uint32_t i = 0; i < core->config.workers_max; i++) {
+        due += core->workers[i].is_used ? core->workers[i].tokens_due : 0;
+        blocks += core->workers[i].is_used ? core->workers[i].blocks : 0;
         counted += core->workers[i].is_used ? core->workers[i].attempts : 0;
         asked += core->workers[i].is_used ? core->workers[i].admitting : 0;
     }
@@ -1862,6 +1915,8 @@ void router_verify(const struct router_core *core) {
     CHECK_OP(core->parked.lanes.count + core->lanes_free.count, ==, core->config.requests_max);
     CHECK_OP(attempts, ==, counted);
     CHECK_OP(admitting, ==, asked);
+    CHECK_OP(expected, ==, due);
+    CHECK_OP(blocks, <=, core->blocks.count);
     CHECK_OP(ledger_imbalance(&core->node.ledger), ==, 0);
     CHECK_OP(core->words.taken, ==, core->words_held);
 }

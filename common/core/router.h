@@ -18,6 +18,7 @@
 
 #include "base/pool.h"
 #include "base/siphash.h"
+#include "core/blocks.h"
 #include "core/canary.h"
 #include "core/node.h"
 #include "core/view.h"
@@ -36,21 +37,22 @@ enum request_state {
     REQUEST_GATHERING, /* choice 0 has ended; others have not */
 };
 
-#define ROUTER_AFFINITY_SLOTS  8192u
-#define ROUTER_AFFINITY_BLOCK  32u /* tokens */
-#define ROUTER_AFFINITY_BLOCKS 16u
-#define ROUTER_SUSPECTS        64u
-#define ROUTER_DETAIL_MAX      256u
-#define ROUTER_NONE            UINT32_MAX
-#define ROUTER_ADMIT_WINDOW    64u
-#define ROUTER_RETRIES         2u /* more attempts after failures, per request */
-#define ROUTER_CHOICES_MAX     16u
+#define ROUTER_CHAINS       4u    /* page sizes and models whose chains of a prompt are kept */
+#define ROUTER_CHAIN_MAX    8192u /* blocks of a prompt that are looked up; the rest is a miss */
+#define ROUTER_SWEEP        4096u /* slots of the block set looked at in a tick */
+#define ROUTER_SUSPECTS     64u
+#define ROUTER_DETAIL_MAX   256u
+#define ROUTER_NONE         UINT32_MAX
+#define ROUTER_ADMIT_WINDOW 64u
+#define ROUTER_RETRIES      2u /* more attempts after failures, per request */
+#define ROUTER_CHOICES_MAX  16u
 
 struct router_config {
     struct node_config node;
     uint32_t requests_max; /* live at once; more are refused with Retry-After. < 2^24 */
     uint32_t workers_max;
     uint32_t words_max;          /* tokens of all live requests */
+    uint32_t blocks_max;         /* cached blocks known of all workers; 0: none */
     uint32_t disaggregate_above; /* uncached prompt tokens; up to so many D prefills itself */
     struct siphash_key secret;
 };
@@ -73,6 +75,9 @@ struct worker {
     uint32_t admitting;
     uint32_t attempts;        /* of ours, live on it */
     uint64_t tokens_reserved; /* D: prompt + answer; P: prompt, of ours */
+    uint64_t tokens_due;      /* of ours, still to be computed there, answers at their longest */
+    uint32_t view;            /* of its blocks, in this session; 0 = none */
+    uint32_t blocks;          /* in that view */
     /* router_core.given when it last got an attempt, and a canary: equals take turns */
     uint64_t last_given[2];
 };
@@ -106,7 +111,9 @@ struct request {
     struct slot_id slot;
     uint64_t key;
     uint32_t cached;
-    uint32_t words; /* prompt, then emitted tokens */
+    uint32_t due_decode;  /* its share of the worker's tokens_due while that leg is live */
+    uint32_t due_prefill; /* the same */
+    uint32_t words;       /* prompt, then emitted tokens */
     uint32_t prompt_count;
     uint32_t token_count;
     uint32_t max_tokens;
@@ -118,8 +125,8 @@ struct request {
     bool is_abort_wished;
     uint32_t eos_count;
     uint32_t eos[EOS_MAX];
-    uint32_t cached_first; /* of the first admitted attempt, for usage */
-    bool has_cached_first;
+    uint32_t cached_first;            /* of the first admitted attempt, for usage */
+    struct attempt_id cached_attempt; /* that attempt; 0 = none was admitted yet */
     uint64_t kv_bytes;
     uint64_t kv_exposed_us; /* of the present attempt; 0 = P has not said */
     enum outcome outcome;
@@ -135,6 +142,7 @@ struct request {
     struct instant last_token;
     struct instant decided;
     uint64_t model_hash;
+    struct siphash128 salt;
     enum canary_legs canary; /* CANARY_NONE: a client's */
     struct sampling sampling;
     char model[LABEL_MAX];
@@ -151,6 +159,16 @@ struct router_suspect {
     struct incarnation prefill;
     struct incarnation decode;
     struct instant until;
+};
+
+/* The blocks of one prompt, computed once for all workers of one page size and model. */
+struct router_chain {
+    uint64_t request; /* 0 = unused */
+    uint32_t token_count;
+    uint32_t page_tokens;
+    struct layout_digest layout;
+    uint32_t count;
+    uint64_t *blocks; /* [ROUTER_CHAIN_MAX] */
 };
 
 /* Requests of one model that wait to be placed, first come first served. */
@@ -175,6 +193,8 @@ struct router_stats {
     uint64_t tokens;
     uint64_t prompt_tokens;
     uint64_t cached_tokens;
+    uint64_t block_messages; /* MESSAGE_CACHED read */
+    uint64_t block_resets;   /* of those, the beginnings of a whole index */
     uint64_t answers_ok;
     uint64_t aborted_last; /* how many the last EVENT_CLIENT_ABORT ended */
     struct histogram queue;
@@ -199,11 +219,13 @@ struct router_core {
         struct list lanes; /* those with requests, the next one to be served first */
     } parked;
     bool is_placing_due;
-    bool is_waking_due;    /* requests that waited for discovery are still to be tokenized */
-    uint64_t given;        /* attempts given to workers so far */
-    uint32_t retry_tenths; /* budget: ten are one retry */
-    uint64_t *affinity_hash;
-    uint64_t *affinity_worker; /* incarnation */
+    bool is_waking_due;      /* requests that waited for discovery are still to be tokenized */
+    uint64_t given;          /* attempts given to workers so far */
+    uint32_t retry_tenths;   /* budget: ten are one retry */
+    struct block_set blocks; /* what workers say that they have cached */
+    uint32_t views;          /* made so far */
+    struct router_chain chains[ROUTER_CHAINS];
+    uint32_t chain_next;
     struct router_suspect suspects[ROUTER_SUSPECTS];
     uint32_t suspect_next;
     struct router_stats stats;

@@ -157,6 +157,41 @@ static void fleet_doubt(struct router_core *core, struct worker *worker,
     }
 }
 
+/* --- what workers have cached
+ * ------------------------------------------------------------------------------------- */
+
+void fleet_view_begin(struct router_core *core, struct worker *worker) {
+    worker->view = ++core->views;
+    worker->blocks = 0;
+}
+
+static bool fleet_view_is_live(const void *context, const struct block_slot *slot) {
+    const struct router_core *core = context;
+    return core->workers[slot->holder].view == slot->view;
+}
+
+void fleet_cached(struct router_core *core, struct worker *worker, const struct message *message) {
+    core->stats.block_messages++;
+    if (message->u.cached.is_reset) {
+        core->stats.block_resets++;
+        fleet_view_begin(core, worker);
+    }
+    for (uint32_t i = 0; i < message->u.cached.removed_count; i++) {
+        bool was_there =
+            block_set_remove(&core->blocks, message->u.cached.removed[i], worker->view);
+        worker->blocks -= was_there ? 1 : 0;
+    }
+    for (uint32_t i = 0; i < message->u.cached.stored_count; i++) {
+        struct block_slot lost;
+        bool is_new = block_set_add(&core->blocks, message->u.cached.stored[i], worker->view,
+                                    fleet_index(core, worker), &lost);
+        worker->blocks += is_new ? 1 : 0;
+        if (lost.block != 0 && fleet_view_is_live(core, &lost)) {
+            core->workers[lost.holder].blocks--;
+        }
+    }
+}
+
 void fleet_session_over(struct router_core *core, struct session *session) {
     struct worker *worker = fleet_of_session(core, session);
     if (worker == NULL) {
@@ -164,6 +199,8 @@ void fleet_session_over(struct router_core *core, struct session *session) {
     }
     const struct core_timers *timers = &core->node.config.timers;
     worker->session = ROUTER_NONE;
+    worker->view = 0; /* what it had cached went with the session, as far as we know */
+    worker->blocks = 0;
     if (session->number != 0) { /* it was live: an attempt in vain is no sign of life */
         worker->gone_since = core->node.now;
         fleet_doubt(core, worker, session);
@@ -182,11 +219,13 @@ void fleet_session_over(struct router_core *core, struct session *session) {
 }
 
 void fleet_tick(struct router_core *core, struct effects *out) {
+    uint32_t blocks = 0;
     for (uint32_t i = 0; i < core->config.workers_max; i++) {
         struct worker *worker = &core->workers[i];
         if (!worker->is_used) {
             continue;
         }
+        blocks += worker->blocks;
         if (worker->busy_until.ns != 0 && instant_reached(core->node.now, worker->busy_until)) {
             worker->busy_until.ns = 0;
             core->is_placing_due = true;
@@ -206,10 +245,20 @@ void fleet_tick(struct router_core *core, struct effects *out) {
             fleet_connect(core, worker, out);
         }
     }
+    if (core->blocks.count > blocks) { /* some are of sessions that are over */
+        block_set_sweep(&core->blocks, ROUTER_SWEEP, fleet_view_is_live, core);
+    }
 }
 
 /* --- choice
  * ---------------------------------------------------------------------------------------- */
+
+/* salted: only where salts are kept apart. */
+static bool fleet_keeps(const struct router_core *core, const struct worker *worker,
+                        const struct request *request) {
+    return !salt_is_set(request->salt) ||
+           core->node.sessions[worker->session].protocol >= PROTOCOL_CACHED;
+}
 
 static bool fleet_is_eligible(const struct router_core *core, const struct worker *worker,
                               enum role role, const char *model) {
@@ -249,53 +298,49 @@ static bool fleet_is_busy(const struct router_core *core, const struct worker *w
            fleet_is_doubted(core, worker);
 }
 
-/* Hashes of the leading blocks of a prompt; returns how many. */
-static uint32_t fleet_prefix(const struct router_core *core, const struct request *request,
-                             uint64_t *hashes) {
-    const uint32_t *tokens = words_at(&core->words, request->words);
-    struct siphash128 chain = {request->model_hash, 0};
-    uint32_t count = 0;
-    while (count < ROUTER_AFFINITY_BLOCKS &&
-           (count + 1) * ROUTER_AFFINITY_BLOCK <= request->token_count) {
-        struct siphash_key key = {core->config.secret.k0 ^ chain.low,
-                                  core->config.secret.k1 ^ chain.high};
-        chain = siphash128(key, tokens + count * ROUTER_AFFINITY_BLOCK,
-                           ROUTER_AFFINITY_BLOCK * sizeof *tokens);
-        hashes[count++] = chain.low;
-    }
-    return count;
-}
-
-void fleet_remember_prefix(struct router_core *core, const struct request *request,
-                           uint32_t decode) {
-    uint64_t hashes[ROUTER_AFFINITY_BLOCKS];
-    uint32_t count = fleet_prefix(core, request, hashes);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = (uint32_t)(hashes[i] % ROUTER_AFFINITY_SLOTS);
-        core->affinity_hash[at] = hashes[i];
-        core->affinity_worker[at] = core->workers[decode].info.incarnation.v;
-    }
-}
-
-/* Blocks of the prompt that a worker was last given. */
-static uint32_t fleet_affinity(const struct router_core *core, const struct worker *worker,
-                               const uint64_t *hashes, uint32_t count) {
-    uint32_t blocks = 0;
-    while (blocks < count) {
-        uint32_t at = (uint32_t)(hashes[blocks] % ROUTER_AFFINITY_SLOTS);
-        if (core->affinity_hash[at] != hashes[blocks] ||
-            core->affinity_worker[at] != worker->info.incarnation.v) {
-            break;
+/* The prompt's blocks as this worker would name them; computed once, however often it is asked. */
+static const struct router_chain *
+fleet_chain(struct router_core *core, const struct request *request, const struct worker *worker) {
+    uint32_t page_tokens = worker->info.page_tokens;
+    for (uint32_t i = 0; i < ROUTER_CHAINS; i++) {
+        const struct router_chain *chain = &core->chains[i];
+        if (chain->request == request->id && chain->token_count == request->token_count &&
+            chain->page_tokens == page_tokens &&
+            layout_digest_equal(chain->layout, worker->info.layout)) {
+            return chain;
         }
-        blocks++;
     }
-    return blocks;
+    struct router_chain *chain = &core->chains[core->chain_next++ % ROUTER_CHAINS];
+    const uint32_t *tokens = words_at(&core->words, request->words);
+    uint32_t count = (request->token_count - 1) / page_tokens; /* the last token is never cached */
+    chain->request = request->id;
+    chain->token_count = request->token_count;
+    chain->page_tokens = page_tokens;
+    chain->layout = worker->info.layout;
+    chain->count = count < ROUTER_CHAIN_MAX ? count : ROUTER_CHAIN_MAX;
+    struct siphash_key key = block_key(worker->info.layout);
+    uint64_t block = block_first(request->salt);
+    for (uint32_t i = 0; i < chain->count; i++) {
+        block = block_next(key, block, tokens + (uint64_t)i * page_tokens, page_tokens);
+        chain->blocks[i] = block;
+    }
+    return chain;
 }
 
-/* Load in thousandths of the worker's KV capacity, as far as this router knows. */
-static uint64_t fleet_load(const struct worker *worker) {
-    uint32_t capacity = worker->info.kv_tokens > 0 ? worker->info.kv_tokens : 1;
-    return worker->tokens_reserved * 1000 / capacity;
+/* Tokens of the prompt that this worker says to have. A canary goes everywhere in turn, so it looks
+ * for nothing. */
+static uint32_t fleet_hit(struct router_core *core, const struct request *request,
+                          const struct worker *worker) {
+    if (worker->blocks == 0 || worker->info.page_tokens == 0 || request->canary != CANARY_NONE) {
+        return 0;
+    }
+    const struct router_chain *chain = fleet_chain(core, request, worker);
+    uint32_t count = 0;
+    while (count < chain->count &&
+           block_set_has(&core->blocks, chain->blocks[count], worker->view)) {
+        count++;
+    }
+    return count * worker->info.page_tokens;
 }
 
 bool fleet_has_numerics(const struct worker *worker, const struct request *request) {
@@ -343,49 +388,60 @@ static bool fleet_is_shunned(const struct router_core *core, const struct reques
     return is_shunned;
 }
 
+/* Below all that suspicions add to a score. */
+#define FLEET_COST_MAX (1ull << 40)
+
+/* Cost of a placement, in tokens: those of this prompt that the worker would have to compute, and
+ * those that it still has to compute and to generate for others. So a cached prefix is worth what
+ * it saves, and no more: once those who share it have given its holder that much more to do than
+ * another worker has, the next one goes to the other, which then holds it too. */
+static uint64_t fleet_score(uint64_t uncached, uint64_t due, uint32_t attempts) {
+    uint64_t cost = uncached + due < FLEET_COST_MAX ? uncached + due : FLEET_COST_MAX;
+    return (cost << 16) + (attempts < UINT16_MAX ? attempts : UINT16_MAX);
+}
+
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
-                                      uint32_t *worker_out) {
-    uint64_t hashes[ROUTER_AFFINITY_BLOCKS];
-    uint32_t count = fleet_prefix(core, request, hashes);
+                                      struct fleet_choice *chosen_out) {
     uint64_t total = (uint64_t)request->prompt_count + request->max_tokens;
     uint64_t best_score = UINT64_MAX;
-    uint64_t least_load = UINT64_MAX;
+    uint32_t largest = 1;
     bool is_any = false;
     for (uint32_t i = 0; i < core->config.workers_max; i++) {
         const struct worker *worker = &core->workers[i];
-        if (fleet_is_eligible(core, worker, ROLE_DECODE, request->model) &&
-            total <= worker->info.context && !fleet_is_busy(core, worker) &&
-            fleet_load(worker) < least_load) {
-            least_load = fleet_load(worker);
+        if (worker->is_used && worker->info.role == ROLE_DECODE &&
+            worker->info.kv_tokens > largest) {
+            largest = worker->info.kv_tokens;
         }
     }
     for (uint32_t i = 0; i < core->config.workers_max; i++) {
         const struct worker *worker = &core->workers[i];
         if (!fleet_is_eligible(core, worker, ROLE_DECODE, request->model) ||
-            total > worker->info.context) {
+            total > worker->info.context || !fleet_keeps(core, worker, request)) {
             continue;
         }
         is_any = true;
         if (fleet_is_busy(core, worker)) {
             continue;
         }
-        /* A cached prefix is worth a quarter of a pool's load, not more: hot prefixes spread. */
-        uint64_t load = fleet_load(worker);
-        uint64_t blocks = fleet_affinity(core, worker, hashes, count);
-        uint64_t bonus = blocks > 0 && load <= least_load + 250 ? 250 + blocks : 0;
-        if (request->prefer != 0 && request->prefer == worker->info.incarnation.v) {
-            bonus = 1000; /* another choice of its call has the whole prompt there */
+        bool is_preferred = request->prefer != 0 && request->prefer == worker->info.incarnation.v;
+        uint32_t cached = fleet_hit(core, request, worker);
+        /* Who has half the room is taken to be half as fast. */
+        uint32_t room = worker->info.kv_tokens > 0 ? worker->info.kv_tokens : 1;
+        uint64_t due = worker->tokens_due * largest / room;
+        if (is_preferred) { /* another choice of its call has the whole prompt there */
+            cached = request->token_count - 1;
+            due = 0;
         }
-        uint64_t score = ((load + 1000 - bonus) << 16) + worker->attempts;
+        uint64_t score = fleet_score(request->token_count - cached, due, worker->attempts);
         if (!fleet_has_numerics(worker, request)) {
             score += UINT64_MAX / 2; /* the same tokens only where the same arithmetic is done */
         }
         if (fleet_is_shunned(core, request, worker)) {
             score += UINT64_MAX / 4; /* it looks idle because nothing arrives there */
         }
-        if (fleet_is_better(core, request, score, i, best_score, *worker_out)) {
+        if (fleet_is_better(core, request, score, i, best_score, chosen_out->worker)) {
             best_score = score;
-            *worker_out = i;
+            *chosen_out = (struct fleet_choice){.worker = i, .cached = cached};
         }
     }
     if (best_score != UINT64_MAX) {
@@ -402,7 +458,7 @@ void fleet_suspect(struct router_core *core, uint32_t prefill, uint32_t decode) 
 }
 
 enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct request *request,
-                                       uint32_t decode, uint32_t *worker_out) {
+                                       uint32_t decode, struct fleet_choice *chosen_out) {
     const struct worker *target = &core->workers[decode];
     uint64_t best_score = UINT64_MAX;
     bool is_any = false;
@@ -411,7 +467,7 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
         const struct worker *worker = &core->workers[i];
         if (!fleet_is_eligible(core, worker, ROLE_PREFILL, request->model) ||
             !layout_digest_equal(worker->info.layout, target->info.layout) ||
-            worker->info.kv_tokens < request->token_count) {
+            worker->info.kv_tokens < request->token_count || !fleet_keeps(core, worker, request)) {
             continue;
         }
         bool is_suspect = fleet_is_suspect(core, worker, target);
@@ -420,15 +476,17 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
         if (fleet_is_busy(core, worker)) {
             continue;
         }
-        uint64_t backlog = core->node.sessions[worker->session].peer_backlog_ms;
-        uint64_t score = (backlog << 32) + worker->tokens_reserved;
-        score = score > UINT64_MAX / 4 ? UINT64_MAX / 4 : score;
+        /* Our own part is known exactly, all routers' only from its last beat. */
+        uint64_t due = core->node.sessions[worker->session].peer_backlog_tokens;
+        due = due > worker->tokens_due ? due : worker->tokens_due;
+        uint32_t cached = fleet_hit(core, request, worker);
+        uint64_t score = fleet_score(request->token_count - cached, due, 0);
         if (is_suspect) {
             score += UINT64_MAX / 2; /* a probe, when there is no other */
         }
-        if (fleet_is_better(core, request, score, i, best_score, *worker_out)) {
+        if (fleet_is_better(core, request, score, i, best_score, chosen_out->worker)) {
             best_score = score;
-            *worker_out = i;
+            *chosen_out = (struct fleet_choice){.worker = i, .cached = cached};
         }
     }
     /* A pair that fails at once always has room: nobody is sent there because others are busy. */

@@ -17,6 +17,16 @@ struct worker *fleet_of_session(struct router_core *core, const struct session *
 /* The session is over and its entries are gone: the worker loses it and is retried later. */
 void fleet_session_over(struct router_core *core, struct session *session);
 
+/* A session with this worker begins: nothing is known of its cache yet. */
+void fleet_view_begin(struct router_core *core, struct worker *worker);
+/* The worker says what entered and left its prefix index. */
+void fleet_cached(struct router_core *core, struct worker *worker, const struct message *message);
+
+struct fleet_choice {
+    uint32_t worker;
+    uint32_t cached; /* tokens of the prompt that it says to have, as far as we know */
+};
+
 enum fleet_answer {
     FLEET_CHOSEN,
     FLEET_BUSY, /* there are workers, none has room now */
@@ -30,16 +40,15 @@ static inline uint32_t fleet_turn_kind(const struct request *request) {
 /* Whether a worker computes as the one did whose tokens the client already has (or there is none
  * yet). */
 bool fleet_has_numerics(const struct worker *worker, const struct request *request);
-/* A decode worker for a request, by load and by who holds its prefix; one that no prefill worker
- * could reach lately only if there is no other. */
+/* A decode worker for a request: where the least is left to do once it has this request too, its
+ * cached prefix taken off; one that no prefill worker could reach lately only if there is no other.
+ */
 enum fleet_answer fleet_choose_decode(struct router_core *core, const struct request *request,
-                                      uint32_t *worker_out);
-/* A prefill worker that shares the decode worker's layout, by backlog; a suspected pair only if
- * there is no other, not even a busy one. */
+                                      struct fleet_choice *chosen_out);
+/* A prefill worker that shares the decode worker's layout, by the same rule; a suspected pair only
+ * if there is no other, not even a busy one. */
 enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct request *request,
-                                       uint32_t decode, uint32_t *worker_out);
-void fleet_remember_prefix(struct router_core *core, const struct request *request,
-                           uint32_t decode);
+                                       uint32_t decode, struct fleet_choice *chosen_out);
 void fleet_suspect(struct router_core *core, uint32_t prefill, uint32_t decode);
 
 /* What the fleet says of a model, for validation: listed at all, and the largest context of its

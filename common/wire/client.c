@@ -93,6 +93,7 @@ enum status public_generate_request_encode(const struct public_generate_request 
     message.model = wire_borrow(request->model);
     message.request_id = wire_borrow(request->request_label);
     message.session_id = wire_borrow(request->session_label);
+    message.cache_salt = wire_borrow(request->cache_salt);
     message.max_tokens = request->has_max_tokens ? request->max_tokens : 0;
     message.sampling = &sampling;
     message.n = request->choices;

@@ -15,6 +15,7 @@ enum field_number {
     FIELD_REQUEST_SAMPLING = 5,
     FIELD_REQUEST_REQUEST_ID = 6,
     FIELD_REQUEST_SESSION_ID = 7,
+    FIELD_REQUEST_CACHE_SALT = 9,
     FIELD_SAMPLING_STOP = 9,
     FIELD_REPLY_TEXT = 2,
     FIELD_ABORT_REQUEST_ID = 1,
@@ -222,6 +223,11 @@ enum status public_generate_request_decode(struct bytes bytes, struct wire_arena
         status = label_take("session_id", from->session_id,
                             wire_scan_length(bytes, FIELD_REQUEST_SESSION_ID),
                             request.session_label, error);
+    }
+    if (status == STATUS_OK) {
+        status = label_take("cache_salt", from->cache_salt,
+                            wire_scan_length(bytes, FIELD_REQUEST_CACHE_SALT), request.cache_salt,
+                            error);
     }
     if (status == STATUS_OK) {
         status = input_take(from, bytes, &request, error);

@@ -76,6 +76,7 @@ struct public_generate_request {
     char model[LABEL_MAX];
     char request_label[LABEL_MAX]; /* request_id; "" = none */
     char session_label[LABEL_MAX]; /* session_id; "" = none */
+    char cache_salt[LABEL_MAX];    /* "" = none */
     bool is_tokens;                /* the input is token ids, else a prompt */
     struct bytes prompt;           /* UTF-8 */
     uint32_t token_count;

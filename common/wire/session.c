@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "baton/v1/peer.pb-c.h"
+#include "core/blocks.h"
 #include "wire/pack.h"
 
 #define SLACK_BYTES (64u * 1024u)
@@ -13,7 +14,8 @@ _Static_assert((int)MESSAGE_HELLO == (int)BATON__PEER__V1__ENVELOPE__MESSAGE_HEL
                    (int)MESSAGE_PREFILL_END ==
                        (int)BATON__PEER__V1__ENVELOPE__MESSAGE_PREFILL_END &&
                    (int)MESSAGE_TOKENS == (int)BATON__PEER__V1__ENVELOPE__MESSAGE_TOKENS &&
-                   (int)MESSAGE_COMMITTED == (int)BATON__PEER__V1__ENVELOPE__MESSAGE_COMMITTED,
+                   (int)MESSAGE_COMMITTED == (int)BATON__PEER__V1__ENVELOPE__MESSAGE_COMMITTED &&
+                   (int)MESSAGE_CACHED == (int)BATON__PEER__V1__ENVELOPE__MESSAGE_CACHED,
                "kinds are the field numbers of Envelope");
 _Static_assert(CAUSE_DEADLINE == 6 && CAUSE_STALL == 9 && CAUSE_BAD_CHUNK == 17 &&
                    CAUSE_SESSION_SILENT == 24 && CAUSE_SHUTDOWN == 32,
@@ -60,6 +62,10 @@ static bool ids_are_valid(const uint64_t *ids, uint32_t count) {
         }
     }
     return true;
+}
+
+static bool blocks_are_valid(const uint64_t *blocks, uint32_t count) {
+    return count <= MESSAGE_BLOCKS_MAX && ids_are_valid(blocks, count);
 }
 
 /* Natural logs of probabilities. */
@@ -156,6 +162,9 @@ static bool message_is_valid(const struct message *message) {
     case MESSAGE_ABORT:
         return message->u.abort.attempt.v != 0 && cause_is_valid(message->u.abort.cause);
     case MESSAGE_COMMITTED: return message->u.committed.attempt.v != 0;
+    case MESSAGE_CACHED:
+        return blocks_are_valid(message->u.cached.removed, message->u.cached.removed_count) &&
+               blocks_are_valid(message->u.cached.stored, message->u.cached.stored_count);
     }
     return false;
 }
@@ -164,6 +173,17 @@ static bool message_is_valid(const struct message *message) {
 
 static ProtobufCBinaryData text_data(const char *text) {
     return (ProtobufCBinaryData){strlen(text), wire_borrow(text)};
+}
+
+#define SALT_BYTES 16u
+
+/* None is no bytes. */
+static ProtobufCBinaryData salt_data(struct siphash128 salt, uint8_t bytes[SALT_BYTES]) {
+    for (uint32_t i = 0; i < 8; i++) {
+        bytes[i] = (uint8_t)(salt.low >> (8 * i));
+        bytes[8 + i] = (uint8_t)(salt.high >> (8 * i));
+    }
+    return (ProtobufCBinaryData){salt_is_set(salt) ? SALT_BYTES : 0, bytes};
 }
 
 struct sampling_pb {
@@ -205,6 +225,7 @@ static enum status encode_hello(const struct message *message, Baton__Peer__V1__
     hello.layout_high = message->u.hello.layout.high;
     hello.layout_low = message->u.hello.layout.low;
     hello.protocol = message->u.hello.protocol;
+    hello.newest = message->u.hello.newest;
     hello.role = message->u.hello.role;
     hello.id = text_data(message->u.hello.id);
     hello.numerics = text_data(message->u.hello.numerics);
@@ -220,6 +241,7 @@ static enum status encode_beat(const struct message *message, Baton__Peer__V1__E
     beat.entries = message->u.beat.entries;
     beat.pages_free = message->u.beat.pages_free;
     beat.backlog_ms = message->u.beat.backlog_ms;
+    beat.backlog_tokens = message->u.beat.backlog_tokens;
     beat.is_draining = message->u.beat.is_draining;
     envelope->beat = &beat;
     return wire_pack(&envelope->base, out);
@@ -249,6 +271,8 @@ static enum status encode_admit(const struct message *message, Baton__Peer__V1__
     admit.sampling = &sampling.message;
     admit.local_max = message->u.admit.local_max;
     admit.label = text_data(message->u.admit.label);
+    uint8_t salt[SALT_BYTES];
+    admit.salt = salt_data(message->u.admit.salt, salt);
     envelope->admit = &admit;
     return wire_pack(&envelope->base, out);
 }
@@ -288,6 +312,8 @@ static enum status encode_prefill(const struct message *message,
     prefill.address = text_data(message->u.prefill.address);
     prefill.deadline_ms = message->u.prefill.deadline_ms;
     prefill.label = text_data(message->u.prefill.label);
+    uint8_t salt[SALT_BYTES];
+    prefill.salt = salt_data(message->u.prefill.salt, salt);
     envelope->prefill = &prefill;
     return wire_pack(&envelope->base, out);
 }
@@ -309,6 +335,7 @@ static enum status encode_prefill_end(const struct message *message,
     end.outcome = message->u.prefill_end.outcome;
     end.cause = message->u.prefill_end.cause;
     end.bytes = message->u.prefill_end.bytes;
+    end.cached = message->u.prefill_end.cached;
     end.exposed_us = message->u.prefill_end.exposed_us;
     envelope->prefill_end = &end;
     return wire_pack(&envelope->base, out);
@@ -350,6 +377,7 @@ static enum status encode_fin(const struct message *message, Baton__Peer__V1__En
     Baton__Peer__V1__Fin fin = BATON__PEER__V1__FIN__INIT;
     fin.slot = message->u.fin.slot.v;
     fin.bytes = message->u.fin.bytes;
+    fin.cached = message->u.fin.cached;
     envelope->fin = &fin;
     return wire_pack(&envelope->base, out);
 }
@@ -418,6 +446,18 @@ static enum status encode_committed(const struct message *message,
     return wire_pack(&envelope->base, out);
 }
 
+static enum status encode_cached(const struct message *message, Baton__Peer__V1__Envelope *envelope,
+                                 struct wire_buffer *out) {
+    Baton__Peer__V1__Cached cached = BATON__PEER__V1__CACHED__INIT;
+    cached.is_reset = message->u.cached.is_reset;
+    cached.n_removed = message->u.cached.removed_count;
+    cached.removed = wire_borrow(message->u.cached.removed);
+    cached.n_stored = message->u.cached.stored_count;
+    cached.stored = wire_borrow(message->u.cached.stored);
+    envelope->cached = &cached;
+    return wire_pack(&envelope->base, out);
+}
+
 enum status wire_session_encode(const struct message *message, struct wire_buffer *out) {
     out->len = 0;
     if (!message_is_valid(message)) {
@@ -447,6 +487,7 @@ enum status wire_session_encode(const struct message *message, struct wire_buffe
     case MESSAGE_END: return encode_end(message, &envelope, out);
     case MESSAGE_ABORT: return encode_abort(message, &envelope, out);
     case MESSAGE_COMMITTED: return encode_committed(message, &envelope, out);
+    case MESSAGE_CACHED: return encode_cached(message, &envelope, out);
     }
     return STATUS_INVALID;
 }
@@ -499,6 +540,7 @@ static bool decode_hello(const Baton__Peer__V1__Hello *hello, struct message *ou
     out->u.hello.layout.high = hello->layout_high;
     out->u.hello.layout.low = hello->layout_low;
     out->u.hello.protocol = hello->protocol;
+    out->u.hello.newest = hello->newest;
     out->u.hello.role = (enum role)role;
     out->u.hello.is_draining = hello->is_draining;
     return text_take(hello->id, out->u.hello.id, LABEL_MAX) &&
@@ -510,6 +552,7 @@ static bool decode_beat(const Baton__Peer__V1__Beat *beat, struct message *out) 
     out->u.beat.entries = beat->entries;
     out->u.beat.pages_free = beat->pages_free;
     out->u.beat.backlog_ms = beat->backlog_ms;
+    out->u.beat.backlog_tokens = beat->backlog_tokens;
     out->u.beat.is_draining = beat->is_draining;
     return true;
 }
@@ -517,6 +560,17 @@ static bool decode_beat(const Baton__Peer__V1__Beat *beat, struct message *out) 
 static bool decode_ids(const Baton__Peer__V1__Ids *ids, struct message *out) {
     out->u.audit.ids = ids->ids;
     return count_take(ids->n_ids, &out->u.audit.count);
+}
+
+static bool salt_take(ProtobufCBinaryData from, struct siphash128 *to) {
+    if (from.len != 0 && from.len != SALT_BYTES) {
+        return false;
+    }
+    for (uint32_t i = 0; from.len > 0 && i < 8; i++) {
+        to->low |= (uint64_t)from.data[i] << (8 * i);
+        to->high |= (uint64_t)from.data[8 + i] << (8 * i);
+    }
+    return true;
 }
 
 static bool sampling_take(const Baton__Peer__V1__Sampling *from, struct sampling *to) {
@@ -556,7 +610,8 @@ static bool decode_admit(const Baton__Peer__V1__Admit *admit, struct message *ou
     out->u.admit.local_max = admit->local_max;
     return count_take(admit->n_tokens, &out->u.admit.token_count) &&
            sampling_take(admit->sampling, &out->u.admit.sampling) &&
-           text_take(admit->label, out->u.admit.label, LABEL_MAX);
+           text_take(admit->label, out->u.admit.label, LABEL_MAX) &&
+           salt_take(admit->salt, &out->u.admit.salt);
 }
 
 static bool decode_admitted(const Baton__Peer__V1__Admitted *admitted, struct message *out) {
@@ -584,12 +639,14 @@ static bool decode_prefill(const Baton__Peer__V1__Prefill *prefill, struct messa
     out->u.prefill.deadline_ms = prefill->deadline_ms;
     return count_take(prefill->n_tokens, &out->u.prefill.token_count) &&
            text_take(prefill->address, out->u.prefill.address, ADDRESS_MAX) &&
-           text_take(prefill->label, out->u.prefill.label, LABEL_MAX);
+           text_take(prefill->label, out->u.prefill.label, LABEL_MAX) &&
+           salt_take(prefill->salt, &out->u.prefill.salt);
 }
 
 static bool decode_prefill_end(const Baton__Peer__V1__PrefillEnd *end, struct message *out) {
     out->u.prefill_end.attempt.v = end->attempt;
     out->u.prefill_end.bytes = end->bytes;
+    out->u.prefill_end.cached = end->cached;
     out->u.prefill_end.exposed_us = end->exposed_us;
     return outcome_take(end->outcome, &out->u.prefill_end.outcome) &&
            cause_take(end->cause, &out->u.prefill_end.cause);
@@ -655,6 +712,14 @@ static bool decode_abort(const Baton__Peer__V1__Abort *abort, struct message *ou
     return cause_take(abort->cause, &out->u.abort.cause);
 }
 
+static bool decode_cached(const Baton__Peer__V1__Cached *cached, struct message *out) {
+    out->u.cached.is_reset = cached->is_reset;
+    out->u.cached.removed = cached->removed;
+    out->u.cached.stored = cached->stored;
+    return count_take(cached->n_removed, &out->u.cached.removed_count) &&
+           count_take(cached->n_stored, &out->u.cached.stored_count);
+}
+
 static bool decode_envelope(const Baton__Peer__V1__Envelope *envelope, struct message *out) {
     switch (out->kind) {
     case MESSAGE_HELLO: return decode_hello(envelope->hello, out);
@@ -678,12 +743,14 @@ static bool decode_envelope(const Baton__Peer__V1__Envelope *envelope, struct me
     case MESSAGE_FIN:
         out->u.fin.slot.v = envelope->fin->slot;
         out->u.fin.bytes = envelope->fin->bytes;
+        out->u.fin.cached = envelope->fin->cached;
         return true;
     case MESSAGE_COMMIT: out->u.commit.slot.v = envelope->commit->slot; return true;
     case MESSAGE_TOKENS: return decode_tokens(envelope->tokens, out);
     case MESSAGE_END: return decode_end(envelope->end, out);
     case MESSAGE_ABORT: return decode_abort(envelope->abort, out);
     case MESSAGE_COMMITTED: out->u.committed.attempt.v = envelope->committed->attempt; return true;
+    case MESSAGE_CACHED: return decode_cached(envelope->cached, out);
     }
     return false;
 }

@@ -182,6 +182,7 @@ static void core_config(const struct worker *worker, struct decode_config *confi
         settings->step_tokens > settings->rows_max ? settings->step_tokens : settings->rows_max;
     config->eos_count = worker->info->eos_count;
     memcpy(config->eos, worker->info->eos_tokens, config->eos_count * sizeof config->eos[0]);
+    config->changes_max = WORKER_CHANGES_MAX;
     config->secret = worker_secret();
     struct bytes address = kvlink_address(worker->link);
     CHECK_OP(address.len, <=, WORKER_ADDRESS_MAX);
@@ -218,6 +219,7 @@ int main(int argc, char **argv) {
     void *memory = worker_memory(decode_bytes(&config));
     decode_init(&self->core, &config, memory);
     self->worker->pages = &self->core.pages;
+    self->worker->publisher = &self->core.publisher;
     self->worker->budget = &self->core.budget;
     self->worker->steps = &self->core.steps;
     self->worker->is_stepping = &self->core.is_stepping;

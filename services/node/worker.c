@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "core/budget.h"
 #include "core/pages.h"
+#include "core/publish.h"
 #include "core/words.h"
 #include "engine/accelerator.h"
 #include "engine/engine.h"
@@ -289,7 +290,10 @@ struct worker_metrics {
     struct metric *steps;
     struct metric *budget_tokens;
     struct metric *token_seconds;
+    struct metric *cache_queries;
     struct metric *cache_hits;
+    struct metric *cache_events;
+    struct metric *cache_walks;
     struct metric *evictions;
     struct metric *link_ops;
     struct metric *dropped;
@@ -328,8 +332,17 @@ static void add_metrics(struct worker *worker) {
                            "Tokens that one engine step may compute now.");
     m->token_seconds = add(worker, METRIC_GAUGE, "baton_step_token_seconds",
                            "Smoothed time that one token of a step takes.");
+    m->cache_queries = add(worker, METRIC_COUNTER, "baton_prefix_cache_query_tokens_total",
+                           "Prompt tokens that were looked up in the prefix cache.");
     m->cache_hits = add(worker, METRIC_COUNTER, "baton_prefix_cache_hit_tokens_total",
                         "Prompt tokens whose KV was in the prefix cache.");
+    m->cache_events = add_labelled(
+        worker, METRIC_COUNTER, "baton_prefix_events_total",
+        "Changes of the prefix index: blocks told to routers, and changes that a router was too "
+        "slow for (it is told the whole index instead).",
+        "what", (const char *const[]){"sent", "dropped"}, 2);
+    m->cache_walks = add(worker, METRIC_COUNTER, "baton_prefix_walks_total",
+                         "Times the whole prefix index was told to a router.");
     m->evictions = add(worker, METRIC_COUNTER, "baton_prefix_cache_evictions_total",
                        "Cached pages that were given to somebody else.");
     m->link_ops =
@@ -369,7 +382,11 @@ void worker_refresh(struct worker *worker) {
     metric_set(m->pages, 0, pages->free.count);
     metric_set(m->pages, 1, pages->cached.count);
     metric_set(m->pages, 2, pages->owned);
+    metric_count_to(m->cache_queries, 0, pages->query_tokens_total);
     metric_count_to(m->cache_hits, 0, pages->hit_tokens_total);
+    metric_count_to(m->cache_events, 0, worker->publisher->blocks_sent);
+    metric_count_to(m->cache_events, 1, worker->publisher->changes_dropped);
+    metric_count_to(m->cache_walks, 0, worker->publisher->walks);
     metric_count_to(m->evictions, 0, pages->evictions_total);
     double usage = (double)pages->owned / (double)pages->capacity;
     metric_set(m->usage_sglang, 0, usage);

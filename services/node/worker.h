@@ -21,6 +21,7 @@ struct budget;
 struct engine;
 struct kvlink;
 struct pages;
+struct publisher;
 struct words;
 struct worker_files;
 struct worker_metrics;
@@ -31,6 +32,8 @@ enum worker_device {
     WORKER_DEVICE_CUDA,
     WORKER_DEVICE_AUTO, /* CUDA where there is a device, else the CPU */
 };
+
+#define WORKER_CHANGES_MAX 16384u /* of the prefix index, remembered for routers */
 
 struct worker_settings {
     struct shell_settings shell;
@@ -90,6 +93,7 @@ struct worker {
     struct worker_metrics *metrics;
     /* of the core, for metrics; control thread */
     struct pages *pages;
+    const struct publisher *publisher;
     const struct words *words;
     const struct budget *budget;
     const struct ledger *ledger;

@@ -161,6 +161,7 @@ static void core_config(const struct worker *worker, struct prefill_config *conf
         settings->step_tokens > settings->rows_max ? settings->step_tokens : settings->rows_max;
     config->sends_high = SENDS_HIGH;
     config->batch_bytes = BATCH_BYTES;
+    config->changes_max = WORKER_CHANGES_MAX;
     config->secret = worker_secret();
 }
 
@@ -194,6 +195,7 @@ int main(int argc, char **argv) {
     void *memory = worker_memory(prefill_bytes(&config));
     prefill_init(&self->core, &config, memory);
     self->worker->pages = &self->core.pages;
+    self->worker->publisher = &self->core.publisher;
     self->worker->budget = &self->core.budget;
     self->worker->steps = &self->core.steps;
     self->worker->is_stepping = &self->core.is_stepping;

@@ -245,6 +245,7 @@ static void client_post_open(struct client *client) {
     mail->event.u.client_open.model = client->wish.model;
     mail->event.u.client_open.request_label = client->wish.request_label;
     mail->event.u.client_open.session_label = client->wish.session_label;
+    mail->event.u.client_open.cache_salt = client->wish.cache_salt;
     if (!instant_is_never(client->deadline)) {
         struct span left = instant_since(client->deadline, clock_now());
         mail->event.u.client_open.deadline.ns = left.ns > 1 ? left.ns : 1;

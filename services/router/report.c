@@ -63,6 +63,17 @@ void report_init(struct router *router) {
     report->fetches = add(router, METRIC_COUNTER, "baton_tokenizer_fetches_total",
                           "Tokenizers fetched from workers.", "outcome",
                           (const char *const[]){"ok", "failed"}, 2);
+    report->blocks = add(router, METRIC_GAUGE, "baton_prefix_blocks_known",
+                         "Cached pages of workers that this router knows of.", "peer_role",
+                         (const char *const[]){"decode", "prefill"}, 2);
+    report->blocks_forgotten =
+        add(router, METRIC_COUNTER, "baton_prefix_blocks_forgotten_total",
+            "Cached pages that were forgotten for others (--prefix-blocks).", NULL, NULL, 0);
+    report->block_messages =
+        add(router, METRIC_COUNTER, "baton_prefix_messages_total",
+            "Messages of workers about their prefix indexes: changes, and beginnings of a whole "
+            "one.",
+            "what", (const char *const[]){"all", "whole"}, 2);
     struct router_stats *stats = &router->core->stats;
     shell_histogram(router->shell, "baton_queue_seconds",
                     "From accept until a decode worker admitted the request.", &stats->queue);
@@ -80,6 +91,7 @@ static bool worker_drains(const struct router_core *core, const struct worker *w
 static void refresh_workers(struct router *router) {
     const struct router_core *core = router->core;
     uint32_t counts[2][4] = {{0}};
+    uint32_t blocks[2] = {0, 0};
     uint32_t cursor = 0;
     const struct worker *worker = NULL;
     while ((worker = router_worker(core, &cursor)) != NULL) {
@@ -88,7 +100,10 @@ static void refresh_workers(struct router *router) {
         count[1] += worker->is_listed ? 1 : 0;
         count[2] += router_worker_is_live(core, worker) ? 1 : 0;
         count[3] += worker_drains(core, worker) ? 1 : 0;
+        blocks[worker->info.role == ROLE_DECODE ? 0 : 1] += worker->blocks;
     }
+    metric_set(router->report.blocks, 0, blocks[0]);
+    metric_set(router->report.blocks, 1, blocks[1]);
     for (uint32_t role = 0; role < 2; role++) {
         for (uint32_t state = 0; state < 4; state++) {
             metric_set(router->report.workers,
@@ -114,6 +129,9 @@ void report_refresh(void *ctx) {
     metric_count_to(report->placements, 1, stats->two_legs);
     metric_count_to(report->refusals, 0, stats->rejected_busy);
     metric_count_to(report->refusals, 1, stats->prefill_busy);
+    metric_count_to(report->blocks_forgotten, 0, router->core->blocks.forgotten_total);
+    metric_count_to(report->block_messages, 0, stats->block_messages);
+    metric_count_to(report->block_messages, 1, stats->block_resets);
     refresh_workers(router);
     pthread_mutex_lock(&router->clients.lock);
     uint32_t clients = router->clients.count;
@@ -159,12 +177,13 @@ static void describe_worker(struct buffer *json, const struct router_core *core,
     buffer_printf(json,
                   ",\"context\":%u,\"kv_tokens\":%u,\"listed\":%s,\"session_live\":%s,"
                   "\"draining\":%s,\"busy\":%s,\"attempts\":%u,\"admitting\":%u,"
-                  "\"tokens_reserved\":%llu",
+                  "\"tokens_reserved\":%llu,\"tokens_due\":%llu,\"blocks_cached\":%u",
                   (unsigned)info->context, (unsigned)info->kv_tokens,
                   worker->is_listed ? "true" : "false", is_live ? "true" : "false",
                   worker_drains(core, worker) ? "true" : "false", is_busy ? "true" : "false",
                   (unsigned)worker->attempts, (unsigned)worker->admitting,
-                  (unsigned long long)worker->tokens_reserved);
+                  (unsigned long long)worker->tokens_reserved,
+                  (unsigned long long)worker->tokens_due, (unsigned)worker->blocks);
     if (is_live) {
         const struct session *session = &core->node.sessions[worker->session];
         buffer_printf(json,

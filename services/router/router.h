@@ -52,6 +52,7 @@ struct router_settings {
     uint32_t workers_max;
     uint32_t words_max;
     uint32_t disaggregate_above;
+    uint32_t blocks_max;
     uint32_t text_threads;
     struct span client_stall;
     struct span canary; /* 0: none */
@@ -228,6 +229,9 @@ struct report {
     struct metric *clients;
     struct metric *tokenizers;
     struct metric *fetches;
+    struct metric *blocks;
+    struct metric *blocks_forgotten;
+    struct metric *block_messages;
 };
 
 void report_init(struct router *router); /* before shell_start */

@@ -70,7 +70,8 @@ static void core_create(struct router *router) {
     struct router_config config = {.requests_max = settings->requests_max,
                                    .workers_max = settings->workers_max,
                                    .words_max = settings->words_max,
-                                   .disaggregate_above = settings->disaggregate_above};
+                                   .disaggregate_above = settings->disaggregate_above,
+                                   .blocks_max = settings->blocks_max};
     shell_node_config(router->shell, &config.node);
     config.node.sessions_max = 2 * settings->workers_max; /* some have ended, some are new */
     random_bytes(&config.secret, sizeof config.secret);

@@ -28,7 +28,7 @@ static const struct layout_digest digest = {1, 2};
 static const enum message_kind kinds[] = {MESSAGE_ADMITTED,  MESSAGE_REJECTED, MESSAGE_TOKENS,
                                           MESSAGE_END,       MESSAGE_QUEUED,   MESSAGE_PREFILL_END,
                                           MESSAGE_BUSY,      MESSAGE_AUDIT,    MESSAGE_HELLO,
-                                          MESSAGE_COMMITTED, MESSAGE_UNKNOWN};
+                                          MESSAGE_COMMITTED, MESSAGE_UNKNOWN,  MESSAGE_CACHED};
 static const char *const models[] = {"m", "m", "m", "n", ""};
 static const char *const labels[] = {"", "a", "b", "agent"};
 
@@ -157,7 +157,8 @@ static void bed_honest(struct world *world, struct world_stream *stream, struct 
     case MESSAGE_FIN:
     case MESSAGE_COMMIT:
     case MESSAGE_ABORT:
-    case MESSAGE_ABORT_SLOT: break;
+    case MESSAGE_ABORT_SLOT:
+    case MESSAGE_CACHED: break;
     }
 }
 
@@ -380,6 +381,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
                                             .timers = timers_default()},
                                    .requests_max = 1 + input_below(&world->input, 8),
                                    .workers_max = 1 + input_below(&world->input, 8),
+                                   .blocks_max = 256,
                                    .words_max = 512,
                                    .disaggregate_above = input_below(&world->input, 16),
                                    .secret = {1, 2}};

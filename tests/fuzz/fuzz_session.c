@@ -51,6 +51,14 @@ static void take_pointers(struct message *a, struct message *b) {
         memset(&a->u.tokens, 0, sizeof a->u.tokens);
         memset(&b->u.tokens, 0, sizeof b->u.tokens);
         break;
+    case MESSAGE_CACHED:
+        same_array(a->u.cached.removed, b->u.cached.removed, a->u.cached.removed_count,
+                   sizeof(uint64_t));
+        same_array(a->u.cached.stored, b->u.cached.stored, a->u.cached.stored_count,
+                   sizeof(uint64_t));
+        a->u.cached.removed = b->u.cached.removed = NULL;
+        a->u.cached.stored = b->u.cached.stored = NULL;
+        break;
     case MESSAGE_HELLO:
     case MESSAGE_BEAT:
     case MESSAGE_ADMITTED:

@@ -182,6 +182,23 @@ static void draw_tokens_message(struct world *world, struct message *message) {
     }
 }
 
+/* Few names, so that they come and go again. */
+static void draw_blocks(struct world *world, struct message *message) {
+    static uint64_t blocks[2][32];
+    uint32_t counts[2];
+    for (uint32_t list = 0; list < 2; list++) {
+        counts[list] = input_below(&world->input, 32);
+        for (uint32_t i = 0; i < counts[list]; i++) {
+            blocks[list][i] = 1 + input_u8(&world->input);
+        }
+    }
+    message->u.cached.is_reset = input_u8(&world->input) > 224;
+    message->u.cached.removed_count = counts[0];
+    message->u.cached.stored_count = counts[1];
+    message->u.cached.removed = blocks[0];
+    message->u.cached.stored = blocks[1];
+}
+
 static void draw_slot(struct world *world, struct slot_id *slot, uint64_t *key) {
     uint64_t unused = 0;
     slot->v = world_draw(world, &world->slots);
@@ -300,6 +317,7 @@ static void draw_message(struct world *world, struct message *message) {
     case MESSAGE_COMMITTED:
         message->u.committed.attempt.v = world_draw(world, &world->attempts);
         break;
+    case MESSAGE_CACHED: draw_blocks(world, message); break;
     }
 }
 

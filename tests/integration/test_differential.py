@@ -153,7 +153,7 @@ def told(request):
 
 
 class Cached:
-    """What a decode worker that answers one request at a time has in its prefix cache."""
+    """What a worker that serves one request at a time has in its prefix cache."""
 
     def __init__(self, page_tokens):
         self.page_tokens = page_tokens
@@ -258,13 +258,19 @@ class Differential(Case):
 
         # Alone on two legs: cold or with what earlier ones left, then the same once more.
         cached, hits = Cached(PLACES["two"][1][0]), 0
+        read = Cached(PLACES["two"][0][0])  # by the prefill worker
         for index, (request, wanted) in enumerate(cases[:REQUESTS // 2]):
             ids = self.ids_of(request, "two") if wanted.code == grpc.StatusCode.OK else []
             for turn in ("first", "again"):
                 found, tokens = self.ask(request, "two", wanted.seed or None)
                 self.same(wanted, found, request, f"two legs, request {index}, {turn}")
                 if ids:
-                    self.assertEqual(tokens, cached.expected(ids), f"cached tokens, {turn}: {told(request)}")
+                    expected = [cached.expected(ids)]
+                    if self.traces["two"][-1].prefill_worker:
+                        # What neither computed; a stop string may end the answer before that is known.
+                        expected = [max(expected[0], read.expected(ids))] + (expected if wanted.finish == "stop" else [])
+                        read.keep(ids[:-1])
+                    self.assertIn(tokens, expected, f"cached tokens, {turn}: {told(request)}")
                     hits += tokens > 0
                     # The last token that was generated has no KV.
                     for said in [wanted.ids] + [other[0] for other in wanted.others]:

@@ -31,6 +31,7 @@ static struct client *sim_client_take(struct world *world, uint32_t router, uint
 /* A few families of prompts share long prefixes. */
 static void sim_prompt(const struct world *world, struct client *client, struct prng *draw) {
     struct prng family = {prng_below(draw, 3)};
+    client->salt = prng_below(draw, world->knobs.salts);
     uint32_t shared = prng_below(draw, client->prompt_count + 1);
     for (uint32_t i = 0; i < client->prompt_count; i++) {
         uint32_t common = 2 + prng_below(&family, world->knobs.alphabet);
@@ -79,6 +80,8 @@ static void sim_ask(struct world *world, uint32_t index, int64_t deadline_ns) {
     open->event.u.client_open.model = "m";
     open->event.u.client_open.request_label = client->is_abortable ? "abort-me" : "r";
     open->event.u.client_open.session_label = client->is_abortable ? "agent" : "";
+    static const char *const salts[] = {"", "tenant-a", "tenant-b"};
+    open->event.u.client_open.cache_salt = salts[client->salt];
     open->event.u.client_open.deadline.ns = deadline_ns;
     client->deadline_at = world->now + deadline_ns;
 }

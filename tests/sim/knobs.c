@@ -114,6 +114,10 @@ static struct knobs drawn_knobs(uint64_t seed) {
     draw_room(seed, &knobs);
     knobs.step_tokens_max = knobs.rows_max + below(dice, 64);
     knobs.disaggregate_above = chance(dice, 700) ? 0 : below(dice, 60);
+    knobs.changes_max = chance(dice, 300) ? 2u << below(dice, 3) : 256;
+    knobs.blocks_max = chance(dice, 150) ? below(dice, 40) : 4096;
+    knobs.old = chance(dice, 100) ? below(dice, 1 << 9) : 0;
+    knobs.salts = chance(dice, 300) ? 3 : 1;
     if (chance(dice, 100)) {
         knobs.is_quiet = true;
         knobs.requests_max = 128;
@@ -170,6 +174,9 @@ static struct knobs fixed_knobs(uint32_t world) {
                           .step_tokens_max = 12,
                           .sends_high = 4,
                           .disaggregate_above = worlds[world - 1].disaggregate_above,
+                          .changes_max = 64,
+                          .blocks_max = 1024,
+                          .salts = 2,
                           .clients = worlds[world - 1].clients,
                           .arrival_ns = worlds[world - 1].arrival_ns,
                           .prompt_max = worlds[world - 1].prompt_max,
@@ -195,5 +202,8 @@ struct knobs sim_knobs(const struct schedule *schedule) {
     at_most(&knobs.decodes, schedule->decodes);
     at_most(&knobs.prompt_max, schedule->prompt_max);
     at_most(&knobs.new_max, schedule->new_max);
+    if (knobs.salts > 1) { /* who does not keep salts apart is not used for them: D serves alone */
+        knobs.old &= ((1u << knobs.prefills) - 1) << knobs.routers;
+    }
     return knobs;
 }

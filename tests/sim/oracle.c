@@ -235,6 +235,35 @@ static void sim_check_retracted(struct world *world, const struct decode_core *c
     SIM_CHECK(world, is_older, "the oldest request that ran was retracted: it may starve");
 }
 
+/* Of these pages the first `cached` were found, the others are the entry's own to write. */
+static void sim_check_salt(struct world *world, struct process *p, struct siphash128 salt,
+                           const uint32_t *pages, uint32_t cached, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        SIM_CHECK(world, i >= cached || p->salts[pages[i]] == salt.low,
+                  "a cached page was given to another tenant");
+        p->salts[pages[i]] = salt.low;
+    }
+}
+
+static void sim_check_salts(struct world *world, struct process *p, uint32_t at) {
+    const struct shadow *shadow = &p->shadows[at];
+    if (p->role == ROLE_DECODE) {
+        const struct decode_core *core = p->core;
+        const struct decode_entry *entry = &core->entries[at];
+        bool is_new = entry->id != shadow->id;
+        bool is_back = shadow->state == DECODE_RETRACTED && entry->state == DECODE_RUNNING;
+        uint32_t found = is_new ? entry->cached : is_back ? entry->computed : 0;
+        sim_check_salt(world, p, entry->salt,
+                       words_at(&core->words, entry->words) + entry->total_max,
+                       found / core->config.page_tokens, entry->page_count);
+    } else {
+        const struct prefill_core *core = p->core;
+        const struct prefill_entry *entry = &core->entries[at];
+        sim_check_salt(world, p, entry->salt, words_at(&core->words, entry->words) + entry->end,
+                       entry->cached / core->config.layout->page_tokens, entry->page_count);
+    }
+}
+
 static void sim_entry(struct world *world, struct process *p, uint32_t at, bool is_abort) {
     struct shadow *shadow = &p->shadows[at];
     struct sight sight = sim_sight(p, at);
@@ -264,6 +293,7 @@ static void sim_entry(struct world *world, struct process *p, uint32_t at, bool 
         sim_check_retracted(world, p->core, at);
     }
     if (p->role != ROLE_ROUTER) {
+        sim_check_salts(world, p, at);
         if (is_new) {
             shadow->orphan_since = 0;
         }
@@ -400,4 +430,56 @@ void sim_after(struct world *world, uint32_t process, const struct event *event)
     }
     SIM_CHECK(world, node->stats.audit_mismatch == 0, "an audit found a mismatch: a lost end");
     SIM_CHECK(world, node->stats.overrun_ns < 1500 * MS, "I3: an entry outlived its deadline");
+}
+
+/* --- what routers believe of prefix indexes ----------------------------------------------------
+ */
+
+static struct process *sim_life(struct world *world, struct incarnation incarnation) {
+    for (uint32_t i = 0; i < world->process_count; i++) {
+        struct process *p = &world->processes[i];
+        if (p->is_alive && p->incarnation.v == incarnation.v) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static bool sim_view_agrees(struct world *world, const struct router_core *core,
+                            const struct worker *worker) {
+    struct process *p = sim_life(world, worker->info.incarnation);
+    if (p == NULL) {
+        return false; /* its session is still to end */
+    }
+    const struct pages *pages = p->role == ROLE_DECODE ? &((struct decode_core *)p->core)->pages
+                                                       : &((struct prefill_core *)p->core)->pages;
+    uint32_t known = 0;
+    for (uint32_t i = 0; i < pages->capacity; i++) {
+        const struct page *page = &pages->table[i];
+        known +=
+            page->is_indexed && block_set_has(&core->blocks, page->block, worker->view) ? 1 : 0;
+    }
+    /* Nothing that is not there; and all that is, unless it was too much to remember. */
+    bool is_small = core->blocks.limit == 0 || core->blocks.forgotten_total > 0;
+    return worker->blocks == known && (is_small || known == pages->index.count);
+}
+
+bool sim_views_agree(struct world *world) {
+    for (uint32_t i = 0; i < world->process_count; i++) {
+        const struct process *p = &world->processes[i];
+        if (p->role != ROLE_ROUTER || !p->is_alive) {
+            continue;
+        }
+        const struct router_core *core = p->core;
+        uint32_t cursor = 0;
+        const struct worker *worker = NULL;
+        while ((worker = router_worker(core, &cursor)) != NULL) {
+            if (router_worker_is_live(core, worker) &&
+                core->node.sessions[worker->session].protocol >= PROTOCOL_CACHED &&
+                !sim_view_agrees(world, core, worker)) {
+                return false;
+            }
+        }
+    }
+    return true;
 }

@@ -43,6 +43,7 @@ static void sim_start_decode(struct world *world, uint32_t process) {
                                    .step_tokens_max = world->knobs.step_tokens_max,
                                    .eos_count = 1,
                                    .eos = {SIM_EOS},
+                                   .changes_max = world->knobs.changes_max,
                                    .secret = sim_secret(p),
                                    .address_len = ADDRESS_OF};
     memcpy(config.address, &process, 4);
@@ -66,6 +67,7 @@ static void sim_start_prefill(struct world *world, uint32_t process) {
                                     .step_tokens_max = world->knobs.step_tokens_max,
                                     .sends_high = world->knobs.sends_high,
                                     .batch_bytes = 8 * world->layout.components[0].row_bytes,
+                                    .changes_max = world->knobs.changes_max,
                                     .secret = sim_secret(p)};
     sim_core_memory(world, p, prefill_bytes(&config), sizeof(struct prefill_core));
     prefill_init(p->core, &config, p->memory);
@@ -79,6 +81,7 @@ static void sim_start_router(struct world *world, uint32_t process) {
                                    .requests_max = world->knobs.requests_max,
                                    .workers_max = 32,
                                    .words_max = world->knobs.requests_max * words,
+                                   .blocks_max = world->knobs.blocks_max,
                                    .disaggregate_above = world->knobs.disaggregate_above,
                                    .secret = sim_secret(p)};
     sim_core_memory(world, p, router_bytes(&config), sizeof(struct router_core));
@@ -194,6 +197,8 @@ void sim_start(struct world *world, uint32_t process) {
         uint64_t rows = (uint64_t)p->page_count * SIM_COMPONENTS * world->knobs.page_tokens;
         p->kv = calloc(rows, sizeof *p->kv);
         CHECK(p->kv != NULL);
+        p->salts = calloc(p->page_count, sizeof *p->salts);
+        CHECK(p->salts != NULL);
         sim_announce(world, process, true);
     }
     (void)sim_schedule(world, SIM_TICK, world->now, process);
@@ -220,6 +225,7 @@ void sim_stop(struct world *world, uint32_t process) {
     free(p->ops);
     free(p->held);
     free(p->shadows);
+    free(p->salts);
     sim_drop_plan(p);
     p->arms = NULL;
     p->core = NULL;
@@ -228,6 +234,7 @@ void sim_stop(struct world *world, uint32_t process) {
     p->ops = NULL;
     p->held = NULL;
     p->shadows = NULL;
+    p->salts = NULL;
     p->held_count = 0;
     p->held_capacity = 0;
     p->op_capacity = 0;

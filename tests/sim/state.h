@@ -129,6 +129,7 @@ struct process {
     uint32_t retracted;      /* entries in that state before the step */
     uint32_t sessions_ended; /* the same */
     uint64_t cursor;         /* steps of the poisoner */
+    uint64_t *salts;         /* of each page: of whoever wrote it last */
 };
 
 #define SIM_CHOICES 4u
@@ -149,6 +150,7 @@ struct client {
     uint32_t router, generation;
     uint32_t prompt_count, max_tokens, choice_count;
     uint32_t prompt[SIM_PROMPT_MAX];
+    uint32_t salt;
     uint64_t seed;
     uint32_t logprobs;  /* as in struct sampling */
     uint32_t stop_at;   /* in each choice; 0 = no stop string */
@@ -316,6 +318,9 @@ void sim_timed(struct world *world, enum fault fault);
 void sim_after(struct world *world, uint32_t process, const struct event *event);
 /* After the effects were carried out. */
 void sim_verify(struct process *p);
+/* What routers believe of prefix indexes: true when it is what they are. CHECKs that nothing that
+ * is believed could not be. */
+bool sim_views_agree(struct world *world);
 uint32_t sim_shadow_count(const struct world *world, enum role role);
 
 /* --- trace.c --- */

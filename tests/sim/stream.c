@@ -108,7 +108,7 @@ static void *sim_copy_logprobs(struct message *copy) {
     return logprobs;
 }
 
-static void sim_copy_message(struct sim_event *event, const struct message *message) {
+static void sim_copy_message(struct sim_event *event, const struct message *message, bool is_old) {
     struct message *copy = sim_copy(message, sizeof *message);
     event->message = copy;
     switch (message->kind) {
@@ -145,7 +145,23 @@ static void sim_copy_message(struct sim_event *event, const struct message *mess
         }
         break;
     }
+    case MESSAGE_CACHED: {
+        uint32_t removed = message->u.cached.removed_count;
+        uint32_t stored = message->u.cached.stored_count;
+        uint64_t *both = malloc((removed + stored + 1) * sizeof *both);
+        CHECK(both != NULL);
+        memcpy(both, message->u.cached.removed, removed * sizeof *both);
+        memcpy(both + removed, message->u.cached.stored, stored * sizeof *both);
+        event->owned = both;
+        copy->u.cached.removed = both;
+        copy->u.cached.stored = both + removed;
+        break;
+    }
     case MESSAGE_HELLO:
+        if (is_old) { /* fields that the oldest does not write, or does not read */
+            copy->u.hello.newest = 0;
+        }
+        break;
     case MESSAGE_BEAT:
     case MESSAGE_ADMITTED:
     case MESSAGE_REJECTED:
@@ -204,7 +220,20 @@ void sim_stream_send(struct world *world, uint32_t process, const struct effect 
         return;
     }
     event->event.kind = EVENT_STREAM_MAIL;
-    sim_copy_message(event, &effect->u.message);
+    bool is_old =
+        ((world->knobs.old >> c->process[0] | world->knobs.old >> c->process[1]) & 1) != 0;
+    SIM_CHECK(world, !is_old || effect->u.message.kind != MESSAGE_CACHED,
+              "a kind of message was sent to a peer that does not know it");
+    SIM_CHECK(
+        world,
+        !is_old ||
+            (effect->u.message.kind == MESSAGE_ADMIT &&
+             !salt_is_set(effect->u.message.u.admit.salt)) ||
+            (effect->u.message.kind == MESSAGE_PREFILL &&
+             !salt_is_set(effect->u.message.u.prefill.salt)) ||
+            (effect->u.message.kind != MESSAGE_ADMIT && effect->u.message.kind != MESSAGE_PREFILL),
+        "a salted request was sent to a worker that does not keep salts apart");
+    sim_copy_message(event, &effect->u.message, is_old);
 }
 
 void sim_stream_close(struct world *world, uint32_t process, const struct effect *effect) {

@@ -23,6 +23,7 @@ static unsigned long long sim_subject(const struct message *message) {
     case MESSAGE_AUDIT:
     case MESSAGE_UNKNOWN: return message->u.audit.count > 0 ? message->u.audit.ids[0] : 0;
     case MESSAGE_HELLO: return message->u.hello.session;
+    case MESSAGE_CACHED: return message->u.cached.stored_count;
     case MESSAGE_BEAT:
     case MESSAGE_TOKENS: return message->u.tokens.count;
     }
@@ -51,6 +52,7 @@ static enum cause sim_message_cause(const struct message *message) {
     case MESSAGE_UNKNOWN:
     case MESSAGE_HELLO:
     case MESSAGE_BEAT:
+    case MESSAGE_CACHED:
     case MESSAGE_TOKENS: break;
     }
     return CAUSE_NONE;

@@ -390,12 +390,16 @@ static bool sim_wind_down(struct world *world, struct ending *end) {
     }
     int64_t closed = world->answered_until > end->done_at ? world->answered_until : end->done_at;
     if (sim_live(world) > 0) {
-        SIM_CHECK(world, world->now < closed + 10 * SECOND,
+        /* The lease, and a step of ten seconds that began before it ended. */
+        SIM_CHECK(world, world->now < closed + 20 * SECOND,
                   "entries are left although every client is gone: an orphan");
         return false;
     }
     if (world->is_probing) {
-        return true;
+        bool is_agreed = sim_views_agree(world);
+        SIM_CHECK(world, is_agreed || world->now < closed + 20 * SECOND,
+                  "a router's view of a prefix index is not what that index is");
+        return is_agreed;
     }
     /* The last half-open stream has ended too before anybody asks again. */
     if (world->now < closed + 8 * SECOND) {
@@ -433,6 +437,14 @@ static void sim_loop(struct world *world) {
     }
 }
 
+static void sim_count_cache(struct world *world, const struct pages *pages,
+                            const struct publisher *publisher) {
+    world->result.prompt_tokens += pages->query_tokens_total;
+    world->result.hit_tokens += pages->hit_tokens_total;
+    world->result.blocks_told += publisher->blocks_sent;
+    world->result.blocks_walks += publisher->walks;
+}
+
 static void sim_count(struct world *world) {
     world->result.virtual_ns = world->now;
     for (uint32_t i = 0; i < world->process_count; i++) {
@@ -443,14 +455,17 @@ static void sim_count(struct world *world) {
                 world->result.retries += core->stats.retries[c];
             }
             world->result.resumes += core->stats.resumes_ok;
+            world->result.blocks_forgotten += core->blocks.forgotten_total;
             world->result.local += core->stats.one_leg;
         } else if (p->role == ROLE_DECODE) {
             const struct decode_core *core = p->core;
             world->result.commits += core->commits;
             SIM_CHECK(world, core->pages.owned == 0, "I4: pages owned at rest");
+            sim_count_cache(world, &core->pages, &core->publisher);
         } else {
             const struct prefill_core *core = p->core;
             SIM_CHECK(world, core->pages.owned == 0, "I4: pages owned at rest");
+            sim_count_cache(world, &core->pages, &core->publisher);
         }
     }
 }

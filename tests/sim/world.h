@@ -29,6 +29,10 @@ struct knobs {
     uint32_t reserve_tokens; /* of decode workers: SIM_NEW_MAX and more retract nothing */
     uint32_t entries_max, requests_max, rows_max, step_tokens_max, sends_high;
     uint32_t disaggregate_above;
+    uint32_t changes_max; /* of a prefix index, remembered for routers */
+    uint32_t blocks_max;  /* of all prefix indexes, known to a router */
+    uint32_t old;         /* these processes, one bit each, speak the oldest protocol */
+    uint32_t salts;       /* tenants that share no cached page */
     uint32_t clients;
     int64_t arrival_ns; /* mean time between clients */
     uint32_t prompt_max, new_max;
@@ -59,7 +63,9 @@ struct sim_cost {
 struct sim_result {
     uint64_t requests, ok, failed, aborted, lost_with_router;
     uint64_t tokens, steps, events, retries, resumes, commits, local, retractions, recomputed;
-    uint64_t choices; /* that ended well before their call did */
+    uint64_t choices;                   /* that ended well before their call did */
+    uint64_t prompt_tokens, hit_tokens; /* looked up in prefix indexes, and found */
+    uint64_t blocks_told, blocks_walks, blocks_forgotten;
     uint64_t tokens_messages;
     uint64_t struck[FAULT_COUNT]; /* how often each fault struck */
     uint32_t opportunities[FAULT_COUNT];

@@ -104,6 +104,27 @@ static void print_wrong(const struct screen *screen, const struct asked *asked,
     }
 }
 
+/* Prompt tokens since the program started: looked up in the prefix cache, and found. A router
+ * counts what neither of its two workers had to compute. */
+static double cache_tokens(const struct program *program, const char *text, bool is_found) {
+    if (program->role == ROLE_ROUTER) {
+        return metrics_sum(text, "baton_tokens_total", "kind", is_found ? "cached" : "prompt");
+    }
+    return metrics_sum(text,
+                       is_found ? "baton_prefix_cache_hit_tokens_total"
+                                : "baton_prefix_cache_query_tokens_total",
+                       NULL, NULL);
+}
+
+static const char *hits_text(const struct program *program, const char *text, char out[static 16]) {
+    double asked = cache_tokens(program, text, false);
+    (void)snprintf(out, 16, "-");
+    if (asked > 0) {
+        (void)snprintf(out, 16, "%.0f %%", 100 * cache_tokens(program, text, true) / asked);
+    }
+    return out;
+}
+
 static void add_row(struct table *table, const struct asked *asked, const struct health *health) {
     const struct program *program = asked->program;
     table_cell(table, STYLE_PLAIN, "%s",
@@ -111,7 +132,7 @@ static void add_row(struct table *table, const struct asked *asked, const struct
     table_cell(table, STYLE_PLAIN, "%s", program->id);
     if (!health->answers) {
         table_cell(table, STYLE_BAD, "no answer");
-        for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t i = 0; i < 5; i++) {
             table_cell(table, STYLE_DIM, "-");
         }
     } else {
@@ -143,6 +164,8 @@ static void add_row(struct table *table, const struct asked *asked, const struct
                        metrics_sum(text, "baton_pages", "state", "owned"));
         }
         table_cell(table, STYLE_PLAIN, "%.0f", metrics_sum(text, "baton_sessions", NULL, NULL));
+        char hits[16];
+        table_cell(table, STYLE_PLAIN, "%s", hits_text(program, text, hits));
     }
     table_cell(table, STYLE_PLAIN, "%s", program->version);
     table_cell(table, STYLE_DIM, "%s", program->admin);
@@ -156,6 +179,7 @@ static const struct column columns[] = {
     {.title = "LONGEST", .is_right = true},
     {.title = "PAGES FREE/CACHED/OWNED", .is_right = true, .rank = 1},
     {.title = "SESSIONS", .is_right = true, .rank = 2},
+    {.title = "CACHE HITS", .is_right = true, .rank = 3},
     {.title = "VERSION", .rank = 3},
     {.title = "ADMIN", .rank = 4},
 };
@@ -168,6 +192,7 @@ static const struct column columns_narrow[] = {
     {.title = "LONGEST", .is_right = true},
     {.title = "F/C/O PAGES", .is_right = true, .rank = 1},
     {.title = "SESS", .is_right = true, .rank = 2},
+    {.title = "HITS", .is_right = true, .rank = 3},
     {.title = "VERSION", .rank = 3},
     {.title = "ADMIN", .rank = 4},
 };
@@ -282,6 +307,11 @@ static json_t *program_json(const struct asked *asked, const struct health *heal
     (void)json_object_set_new(json, "longest_in_state_ms",
                               by_label(text, "baton_oldest_entry_age_seconds", "state", 1e3));
     (void)json_object_set_new(json, "pages", by_label(text, "baton_pages", "state", 1));
+    (void)json_object_set_new(json, "prefix_cache",
+                              json_pack("{s:I, s:I}", "query_tokens",
+                                        (json_int_t)llround(cache_tokens(program, text, false)),
+                                        "hit_tokens",
+                                        (json_int_t)llround(cache_tokens(program, text, true))));
     (void)json_object_set_new(json, "sessions", by_label(text, "baton_sessions", "peer_role", 1));
     (void)json_object_set_new(json, "ledger_imbalance",
                               by_label(text, "baton_ledger_imbalance", "what", 1));

@@ -201,9 +201,11 @@ static void print_totals(const struct survey *survey, const struct totals *total
                  "  requests            %.0f live, %.1f ok, %.1f failed, %.1f aborted, %.1f "
                  "retried",
                  totals->live, totals->ok, totals->failed, totals->aborted, totals->retries);
-    screen_print(screen, STYLE_PLAIN, 2,
-                 "  tokens              %.0f generated, %.0f of prompts, %.0f of them cached",
-                 totals->generated_tokens, totals->prompt_tokens, totals->cached_tokens);
+    screen_print(
+        screen, STYLE_PLAIN, 2,
+        "  tokens              %.0f generated, %.0f of prompts, %.0f of them cached (%.0f %%)",
+        totals->generated_tokens, totals->prompt_tokens, totals->cached_tokens,
+        totals->prompt_tokens > 0 ? 100 * totals->cached_tokens / totals->prompt_tokens : 0.0);
     print_latency(screen, "time to first token", &totals->ttft);
     print_latency(screen, "between tokens", &totals->itl);
     print_latency(screen, "queued", &totals->queue);

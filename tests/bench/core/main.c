@@ -93,6 +93,7 @@ static void bed_decode(struct bed *bed) {
                                    .vocab = 1000,
                                    .rows_max = 256,
                                    .step_tokens_max = 512,
+                                   .changes_max = 16384,
                                    .secret = {1, 2},
                                    .address_len = 8};
     bed_memory(bed, decode_bytes(&config), sizeof(struct decode_core));
@@ -132,6 +133,7 @@ static void bed_prefill(struct bed *bed, struct kv_layout *layout) {
                                     .step_tokens_max = 512,
                                     .sends_high = 64,
                                     .batch_bytes = 65536,
+                                    .changes_max = 16384,
                                     .secret = {1, 2}};
     bed_memory(bed, prefill_bytes(&config), sizeof(struct prefill_core));
     prefill_init(bed->core, &config, bed->memory);
@@ -188,6 +190,7 @@ static void bed_router(struct bed *bed) {
                                    .workers_max = 32,
                                    .words_max = bed->live * 128,
                                    .disaggregate_above = 1000,
+                                   .blocks_max = 524288,
                                    .secret = {1, 2}};
     bed_memory(bed, router_bytes(&config), sizeof(struct router_core));
     router_init(bed->core, &config, bed->memory);

@@ -19,8 +19,8 @@
 
 #define BED_SECOND 1000000000ll
 
-/* "message names and effect names, in order": what a step wanted. Beats, audits and notes are left
- * out. */
+/* "message names and effect names, in order": what a step wanted. Beats, audits, news of the
+ * prefix index and notes are left out. */
 static inline void bed_describe(const struct effects *out, char *text, size_t cap) {
     struct writer writer;
     writer_init(&writer, text, cap - 1);
@@ -28,7 +28,8 @@ static inline void bed_describe(const struct effects *out, char *text, size_t ca
         const struct effect *effect = &out->items[i];
         if (effect->kind == EFFECT_NOTE ||
             (effect->kind == EFFECT_STREAM_SEND &&
-             (effect->u.message.kind == MESSAGE_BEAT || effect->u.message.kind == MESSAGE_AUDIT))) {
+             (effect->u.message.kind == MESSAGE_BEAT || effect->u.message.kind == MESSAGE_AUDIT ||
+              effect->u.message.kind == MESSAGE_CACHED))) {
             continue;
         }
         const char *name = effect->kind == EFFECT_STREAM_SEND ? message_name(effect->u.message.kind)

@@ -98,6 +98,7 @@ static struct bed *bed_create_sized(uint32_t entries, uint32_t pages, uint32_t r
                                    .step_tokens_max = 4 * rows,
                                    .eos_count = 1,
                                    .eos = {99},
+                                   .changes_max = 64,
                                    .secret = {1, 2},
                                    .address_len = 2};
     bed->memory = bed_memory(decode_bytes(&config));
@@ -1049,6 +1050,95 @@ static void test_a_finished_prompt_is_found_again_by_the_next_request(void **sta
     bed_destroy(bed);
 }
 
+/* A conversation: the answer's own tokens are found again, as far as they fill pages. */
+static void test_what_was_decoded_is_found_by_the_next_turn(void **state) {
+    (void)state;
+    struct bed *bed = bed_create();
+    uint32_t turn[PROMPT + 8 + 1] = {0};
+    struct message first = bed_admit(UINT32_MAX);
+    first.u.admit.max_new = 8;
+    bed_send(bed, &first, ROUTER);
+    bed->slot = bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.slot;
+    memcpy(turn, first.u.admit.tokens, PROMPT * sizeof *turn);
+    for (uint32_t i = 0; i < 8; i++) {
+        apply_step_done(bed);
+        turn[PROMPT + i] = bed_sent(&bed->out, MESSAGE_TOKENS)->u.tokens.tokens[0];
+    }
+    assert_string_equal(bed_state(bed), "gone");
+    turn[PROMPT + 8] = 7;
+    struct message admit = bed_admit(0);
+    admit.u.admit.tokens = turn;
+    admit.u.admit.token_count = PROMPT + 9;
+    admit.u.admit.output_first = PROMPT + 9;
+    bed_send(bed, &admit, ROUTER);
+    /* All but the last token, which was chosen and never computed. */
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.cached, PROMPT + 7);
+    bed_destroy(bed);
+}
+
+static void test_another_salt_finds_nothing(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RUNNING);
+    for (uint32_t i = 0; i < 3; i++) {
+        apply_step_done(bed);
+    }
+    struct message admit = bed_admit(0);
+    admit.u.admit.salt = salt_of("tenant");
+    bed_send(bed, &admit, ROUTER);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.cached, 0);
+    bed_destroy(bed);
+}
+
+/* Siblings that come while the first one's answer is still being made share its prompt. */
+static void test_a_prompt_is_found_while_its_answer_is_being_made(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RECEIVING); /* from P: at commit */
+    apply_covered_and_fin(bed);
+    assert_string_equal(bed_state(bed), "running");
+    struct message admit = bed_admit(0);
+    admit.u.admit.attempt.v = 77;
+    bed_send(bed, &admit, ROUTER);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.cached,
+                     (PROMPT - 1) / 4 * 4);
+    bed_destroy(bed);
+    bed = bed_create_sized(4, 24, 1); /* its own: with each step */
+    admit = bed_admit(UINT32_MAX);
+    bed_send(bed, &admit, ROUTER);
+    bed->slot = bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.slot;
+    assert_int_equal(bed->core.plan.token_count, 4);
+    apply_step_done(bed);
+    admit.u.admit.attempt.v = 77;
+    bed_send(bed, &admit, ROUTER);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_ADMITTED)->u.admitted.cached, 4);
+    bed_destroy(bed);
+}
+
+static void test_usage_says_what_the_prefill_worker_had(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RECEIVING);
+    struct message fin = {.kind = MESSAGE_FIN};
+    fin.u.fin.slot = bed->slot;
+    fin.u.fin.bytes = (PROMPT - 1) * BYTES;
+    fin.u.fin.cached = 4;
+    bed_send(bed, &fin, PREFILL);
+    apply_covered(bed);
+    for (uint32_t i = 0; i < 3; i++) {
+        apply_step_done(bed);
+    }
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_END)->u.end.usage.cached_tokens, 4);
+    bed_destroy(bed);
+}
+
+/* Rows that led to no numbers may be none themselves: nobody else is given them. */
+static void test_a_prompt_whose_logits_are_no_numbers_is_not_cached(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(RUNNING);
+    apply_step_not_finite(bed);
+    assert_string_equal(bed_state(bed), "gone");
+    assert_int_equal(bed->core.pages.index.count, 0);
+    bed_destroy(bed);
+}
+
 static void test_a_failed_transfer_leaves_nothing_in_the_prefix_cache(void **state) {
     (void)state;
     struct bed *bed = bed_in(RECEIVING);
@@ -1106,6 +1196,11 @@ int main(void) {
         cmocka_unit_test(test_pages_follow_a_naive_model_of_growth_and_retraction),
         cmocka_unit_test(test_a_full_reserve_retracts_nothing),
         cmocka_unit_test(test_a_finished_prompt_is_found_again_by_the_next_request),
+        cmocka_unit_test(test_what_was_decoded_is_found_by_the_next_turn),
+        cmocka_unit_test(test_another_salt_finds_nothing),
+        cmocka_unit_test(test_a_prompt_is_found_while_its_answer_is_being_made),
+        cmocka_unit_test(test_usage_says_what_the_prefill_worker_had),
+        cmocka_unit_test(test_a_prompt_whose_logits_are_no_numbers_is_not_cached),
         cmocka_unit_test(test_a_failed_transfer_leaves_nothing_in_the_prefix_cache),
         cmocka_unit_test(test_drain_refuses_admits_and_exits_when_the_last_entry_is_gone),
         cmocka_unit_test(test_a_drain_deadline_hands_requests_back),

@@ -12,7 +12,23 @@
 #define PAGE_TOKENS 4u
 #define HOLDERS     6u
 
+/* Pages of a test; memory_out is to be freed. */
+static void pages_set_up(struct pages *pages, uint32_t capacity, void **memory_out) {
+    const struct pages_config config = {.capacity = capacity,
+                                        .page_tokens = PAGE_TOKENS,
+                                        .changes_max = 64,
+                                        .secret = {1, 2},
+                                        .model = {3, 4}};
+    struct arena arena;
+    arena_init(&arena, NULL, 0);
+    pages_init(pages, &config, &arena);
+    *memory_out = bed_memory(arena.len);
+    arena_init(&arena, *memory_out, arena.len);
+    pages_init(pages, &config, &arena);
+}
+
 struct holder {
+    struct siphash128 salt;
     uint32_t tokens[PAGES * PAGE_TOKENS];
     uint32_t pages[PAGES];
     uint32_t count;
@@ -22,14 +38,11 @@ struct holder {
  * hold exactly the tokens that were asked for, and the ledger must balance after every step. */
 static void test_pages_hold_what_the_index_says_through_random_histories(void **state) {
     (void)state;
-    struct arena arena;
     struct pages pages;
-    arena_init(&arena, NULL, 0);
-    pages_init(&pages, PAGES, PAGE_TOKENS, (struct siphash_key){1, 2}, &arena);
-    void *memory = bed_memory(arena.len);
-    arena_init(&arena, memory, arena.len);
-    pages_init(&pages, PAGES, PAGE_TOKENS, (struct siphash_key){1, 2}, &arena);
+    void *memory = NULL;
+    pages_set_up(&pages, PAGES, &memory);
     static uint32_t contents[PAGES][PAGE_TOKENS]; /* what was computed into each page */
+    static struct siphash128 salts[PAGES];        /* and for whom */
     static struct holder holders[HOLDERS];
     memset(holders, 0, sizeof holders);
     struct prng prng = {7};
@@ -41,8 +54,11 @@ static void test_pages_hold_what_the_index_says_through_random_histories(void **
             for (uint32_t i = 0; i < total * PAGE_TOKENS; i++) {
                 holder->tokens[i] = prng_below(&prng, 20) == 0 ? 1 : 0;
             }
-            uint32_t matched = pages_match(&pages, holder->tokens, total, holder->pages);
+            holder->salt = salt_of(prng_below(&prng, 2) == 0 ? "" : "tenant");
+            uint32_t matched =
+                pages_match(&pages, holder->salt, holder->tokens, total, holder->pages);
             for (uint32_t i = 0; i < matched; i++) {
+                assert_memory_equal(&salts[holder->pages[i]], &holder->salt, sizeof salts[0]);
                 assert_memory_equal(contents[holder->pages[i]], holder->tokens + i * PAGE_TOKENS,
                                     sizeof contents[0]);
             }
@@ -54,13 +70,16 @@ static void test_pages_hold_what_the_index_says_through_random_histories(void **
             } else {
                 holder->count = total;
                 for (uint32_t i = matched; i < total; i++) {
+                    salts[holder->pages[i]] = holder->salt;
                     memcpy(contents[holder->pages[i]], holder->tokens + i * PAGE_TOKENS,
                            sizeof contents[0]);
                 }
             }
         } else if (prng_below(&prng, 2) == 0) {
-            pages_index(&pages, holder->tokens, holder->pages, 0,
-                        prng_below(&prng, holder->count + 1));
+            /* From anywhere: what lies before has been indexed, or is elsewhere, or is not yet. */
+            uint32_t end = prng_below(&prng, holder->count + 1);
+            pages_index(&pages, holder->salt, holder->tokens, holder->pages,
+                        prng_below(&prng, end + 1), end);
         } else {
             pages_release(&pages, holder->pages, holder->count);
             holder->count = 0;
@@ -78,13 +97,9 @@ static void test_pages_hold_what_the_index_says_through_random_histories(void **
 
 static void test_a_take_that_does_not_fit_changes_nothing(void **state) {
     (void)state;
-    struct arena arena;
     struct pages pages;
-    arena_init(&arena, NULL, 0);
-    pages_init(&pages, 4, 4, (struct siphash_key){1, 2}, &arena);
-    void *memory = bed_memory(arena.len);
-    arena_init(&arena, memory, arena.len);
-    pages_init(&pages, 4, 4, (struct siphash_key){1, 2}, &arena);
+    void *memory = NULL;
+    pages_set_up(&pages, 4, &memory);
     uint32_t list[5];
     assert_int_equal(pages_take(&pages, 5, list), STATUS_BUSY);
     assert_int_equal(pages_available(&pages), 4);

@@ -93,6 +93,7 @@ static struct bed *bed_create(void) {
                                     .step_tokens_max = 16,
                                     .sends_high = 8,
                                     .batch_bytes = 1,
+                                    .changes_max = 64,
                                     .secret = {1, 2}};
     bed->memory = bed_memory(prefill_bytes(&config));
     prefill_init(&bed->core, &config, bed->memory);
@@ -415,6 +416,30 @@ static void test_what_is_cached_is_sent_but_not_computed_again(void **state) {
     bed_send(bed, &accept, DECODE);
     assert_string_equal(bed->text, "link_send fin"); /* all eight tokens were cached */
     assert_int_equal(bed->core.tokens_computed, 8);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_FIN)->u.fin.cached, 8);
+    struct message commit = {.kind = MESSAGE_COMMIT};
+    commit.u.commit.slot = prefill.u.prefill.slot;
+    bed_send(bed, &commit, DECODE);
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_PREFILL_END)->u.prefill_end.cached, 8);
+    assert_int_equal(bed->core.pages.hit_tokens_total, 8);
+    assert_int_equal(bed->core.pages.query_tokens_total, 16);
+    bed_destroy(bed);
+}
+
+static void test_another_salt_is_computed_again(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(SENT);
+    apply_commit(bed);
+    apply_send_done(bed);
+    struct message prefill = bed_prefill();
+    prefill.u.prefill.attempt.v = 0x78;
+    prefill.u.prefill.slot.v += (uint64_t)2 << 32;
+    prefill.u.prefill.salt = salt_of("tenant");
+    bed_send(bed, &prefill, ROUTER);
+    struct message accept = bed_accept();
+    accept.u.accept.slot = prefill.u.prefill.slot;
+    bed_send(bed, &accept, DECODE);
+    assert_string_equal(bed->text, "step");
     bed_destroy(bed);
 }
 
@@ -535,6 +560,7 @@ int main(void) {
             test_a_send_that_never_ends_closes_the_endpoint_and_frees_when_it_is_closed),
         cmocka_unit_test(test_pages_are_taken_only_after_the_decode_worker_accepted),
         cmocka_unit_test(test_what_is_cached_is_sent_but_not_computed_again),
+        cmocka_unit_test(test_another_salt_is_computed_again),
         cmocka_unit_test(test_a_queue_of_more_than_its_seconds_is_busy),
         cmocka_unit_test(test_a_decode_worker_that_is_another_process_by_now_is_not_talked_to),
         cmocka_unit_test(test_long_prompts_are_cut_into_steps_within_the_budget),

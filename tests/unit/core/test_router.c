@@ -93,6 +93,7 @@ static struct bed *bed_create_of(uint32_t size, bool has_workers) {
                                             .timers = timers_default()},
                                    .requests_max = size,
                                    .workers_max = size,
+                                   .blocks_max = 256,
                                    .words_max = 4096,
                                    .secret = {1, 2}};
     bed->memory = bed_memory(router_bytes(&config));
@@ -543,10 +544,6 @@ static void test_a_resume_prefers_a_worker_that_computes_the_same(void **state) 
         struct worker *worker = &bed->core.workers[i];
         bool is_other = worker->info.incarnation.v == 700;
         text_copy(worker->info.numerics, MESSAGE_NUMERICS_MAX, is_other ? "f32/c/1" : "f32/avx2/1");
-        /* 500 is the least loaded, 701 the most: it is chosen all the same after 500 is lost */
-        worker->tokens_reserved += worker->info.incarnation.v == 500   ? 0
-                                   : worker->info.incarnation.v == 700 ? 10
-                                                                       : 50;
     }
     apply_tokenized(bed);
     apply_admitted_local(bed);
@@ -554,11 +551,189 @@ static void test_a_resume_prefers_a_worker_that_computes_the_same(void **state) 
     struct event ended = {.kind = EVENT_STREAM_ENDED, .stream = {DECODE}};
     ended.u.stream_end.cause = CAUSE_SESSION_ENDED;
     bed->now += 1000000;
+    for (uint32_t i = 0; i < 4; i++) { /* 701 has the most to do: it is chosen all the same */
+        struct worker *worker = &bed->core.workers[i];
+        worker->tokens_due += worker->info.incarnation.v == 701 ? 50 : 10;
+    }
     router_core_step(&bed->core, &ended, (struct instant){bed->now}, &bed->out);
     const struct request *request = &bed->core.requests[pool_index(bed->request)];
     assert_int_equal(bed->core.workers[request->decode].info.incarnation.v, 701);
     assert_int_equal(bed->core.stats.resumes_other_numerics, 0);
     bed_destroy(bed);
+}
+
+/* --- where the prefix is */
+
+/* One more request, of the five tokens of bed_tokenized; the incarnation of its decode worker, 0 if
+ * it waits. */
+static uint64_t bed_place(struct bed *bed, uint64_t call, const char *salt) {
+    struct event open = {.kind = EVENT_CLIENT_OPEN};
+    open.u.client_open.call.v = call;
+    open.u.client_open.model = "m";
+    open.u.client_open.request_label = "";
+    open.u.client_open.session_label = "";
+    open.u.client_open.cache_salt = salt;
+    bed_step(bed, &open);
+    bed->request = bed->out.items[bed->out.count - 1].u.tokenize.request;
+    apply_tokenized(bed);
+    const struct request *request = &bed->core.requests[pool_index(bed->request)];
+    return request->decode != ROUTER_NONE ? bed->core.workers[request->decode].info.incarnation.v
+                                          : 0;
+}
+
+/* The name of the first page of those five tokens. */
+static uint64_t bed_block(const char *salt) {
+    static const uint32_t tokens[4] = {3, 4, 5, 6};
+    return block_next(block_key(digest), block_first(salt_of(salt)), tokens, 4);
+}
+
+static void bed_cached(struct bed *bed, uint64_t stream, uint64_t stored, uint64_t removed,
+                       bool is_reset) {
+    struct message cached = {.kind = MESSAGE_CACHED};
+    cached.u.cached.is_reset = is_reset;
+    cached.u.cached.stored_count = stored != 0 ? 1 : 0;
+    cached.u.cached.stored = &stored;
+    cached.u.cached.removed_count = removed != 0 ? 1 : 0;
+    cached.u.cached.removed = &removed;
+    bed_send(bed, &cached, stream);
+}
+
+static void test_a_request_goes_where_its_prefix_is_until_others_have_less_to_do(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    bed_worker(bed, ROLE_DECODE, 700, DECODE2);
+    bed_cached(bed, DECODE2, bed_block(""), 0, false);
+    assert_int_equal(bed_place(bed, 1, ""), 700); /* 1 token to compute there, 5 elsewhere */
+    assert_int_equal(bed_place(bed, 2, ""), 500); /* 700 has 1 + 3 tokens to do by now */
+    assert_int_equal(bed_place(bed, 3, ""), 700); /* as 500 has 5 + 3 */
+    assert_int_equal(bed_place(bed, 4, ""), 700);
+    assert_int_equal(bed_place(bed, 5, ""), 500); /* 1 + 3 * 4 against 5 + 8: fewer requests */
+    bed_destroy(bed);
+}
+
+static void test_a_prefix_of_another_salt_attracts_nothing(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    bed_worker(bed, ROLE_DECODE, 700, DECODE2);
+    bed_cached(bed, DECODE2, bed_block("a"), 0, false);
+    assert_int_equal(bed_place(bed, 1, ""), 500); /* equals: the first in turn */
+    bed_destroy(bed);
+    bed = bed_create(true);
+    bed_worker(bed, ROLE_DECODE, 700, DECODE2);
+    bed_cached(bed, DECODE2, bed_block("a"), 0, false);
+    assert_int_equal(bed_place(bed, 1, "a"), 700);
+    assert_true(bed_sent(&bed->out, MESSAGE_ADMIT)->u.admit.salt.low == salt_of("a").low);
+    bed_destroy(bed);
+}
+
+enum forgetting { BY_REMOVAL, BY_RESET, BY_SESSION, FORGETTINGS };
+
+static void test_what_left_a_workers_cache_attracts_nothing(void **state) {
+    (void)state;
+    for (uint32_t how = BY_REMOVAL; how < FORGETTINGS; how++) {
+        struct bed *bed = bed_create(true);
+        bed_worker(bed, ROLE_DECODE, 700, DECODE2);
+        bed_cached(bed, DECODE2, bed_block(""), 0, false);
+        assert_int_equal(bed->core.blocks.count, 1);
+        if (how == BY_REMOVAL) {
+            bed_cached(bed, DECODE2, 0, bed_block(""), false);
+            assert_int_equal(bed->core.blocks.count, 0);
+        } else if (how == BY_RESET) {
+            bed_cached(bed, DECODE2, 0, 0, true);
+        } else { /* the same life is greeted again, and has not said anything yet */
+            struct event ended = {.kind = EVENT_STREAM_ENDED, .stream = {DECODE2}};
+            ended.u.stream_end.cause = CAUSE_SESSION_ENDED;
+            bed_step(bed, &ended);
+            bed_wait(bed, 200);
+            struct message message;
+            struct event hello = bed_hello(&message, 8, ROLE_DECODE, 700, digest);
+            bed_step(bed, &hello);
+        }
+        assert_int_equal(bed_place(bed, 1, ""), 500);
+        bed_wait(bed, 200); /* what nobody knows any more is swept */
+        assert_int_equal(bed->core.blocks.count, 0);
+        bed_destroy(bed);
+    }
+}
+
+static void test_a_prefill_worker_is_chosen_by_what_is_left_to_compute(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(true);
+    bed_worker(bed, ROLE_PREFILL, 601, DECODE2);
+    bed_cached(bed, DECODE2, bed_block(""), 0, false);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(bed_place(bed, 1 + i, ""), 500);
+        struct request *request = &bed->core.requests[pool_index(bed->request)];
+        bed->attempt = request->attempt;
+        apply_admitted(bed);
+        assert_int_equal(bed->core.workers[request->prefill].info.incarnation.v,
+                         i == 1 ? 600 : 601); /* 1, then 5 against 1 + 5, then 1 + 1 against 10 */
+        if (i == 0) { /* all of what its queue holds counts, whoever sent it */
+            struct message beat = {.kind = MESSAGE_BEAT};
+            beat.u.beat.backlog_tokens = 5;
+            bed_send(bed, &beat, DECODE2);
+        } else if (i == 1) {
+            struct message beat = {.kind = MESSAGE_BEAT};
+            bed_send(bed, &beat, DECODE2);
+        }
+    }
+    bed_destroy(bed);
+}
+
+static void bed_old_worker(struct bed *bed, enum role role, uint64_t incarnation, uint64_t stream) {
+    struct worker_info info = bed_info(role, incarnation);
+    bed_seen(bed, &info);
+    struct message message;
+    struct event hello = bed_hello(&message, stream, role, incarnation, digest);
+    message.u.hello.protocol = PROTOCOL_OLDEST;
+    bed_step(bed, &hello);
+    assert_int_equal(bed->core.node.sessions_live, stream / 2); /* it is welcome */
+}
+
+static void test_salted_requests_go_only_where_salts_are_kept_apart(void **state) {
+    (void)state;
+    struct bed *bed = bed_create(false);
+    bed_old_worker(bed, ROLE_DECODE, 500, 2);
+    assert_int_equal(bed_place(bed, 1, ""), 500);
+    assert_int_equal(bed_place(bed, 2, "a"), 0);
+    bed_worker(bed, ROLE_DECODE, 700, 4);
+    const struct message *admit = bed_sent(&bed->out, MESSAGE_ADMIT);
+    assert_true(salt_is_set(admit->u.admit.salt));
+    bed_old_worker(bed, ROLE_PREFILL, 600, 6);
+    assert_int_equal(bed_place(bed, 3, "a"), 700);
+    assert_true(bed_sent(&bed->out, MESSAGE_ADMIT)->u.admit.local_max == UINT32_MAX);
+    bed_destroy(bed);
+}
+
+/* The prefill worker says how far its own cache went; the decode worker knows it before it says
+ * that the answer is over, whoever of the two is heard first. */
+static void test_usage_counts_what_nobody_computed_again(void **state) {
+    (void)state;
+    for (uint32_t order = 0; order < 3; order++) {
+        struct bed *bed = bed_in(PREFILLING);
+        struct message over = {.kind = MESSAGE_PREFILL_END};
+        over.u.prefill_end.attempt = bed->attempt;
+        over.u.prefill_end.outcome = OUTCOME_OK;
+        over.u.prefill_end.cached = 4;
+        struct message end = {.kind = MESSAGE_END};
+        end.u.end.attempt = bed->attempt;
+        end.u.end.outcome = OUTCOME_OK;
+        end.u.end.finish = FINISH_LENGTH;
+        end.u.end.usage.cached_tokens = order == 1 ? 0 : 4;
+        if (order == 0) {
+            bed_send(bed, &over, PREFILL);
+        }
+        apply_tokens(bed);
+        if (order == 1) {
+            bed_send(bed, &over, PREFILL);
+        }
+        bed_send(bed, &end, DECODE);
+        const struct effect *answer = &bed->out.items[bed->out.count - 1];
+        assert_int_equal(answer->kind, EFFECT_ANSWER);
+        assert_int_equal(answer->u.answer.usage.cached_tokens, 4);
+        assert_int_equal(bed->core.stats.cached_tokens, 4);
+        bed_destroy(bed);
+    }
 }
 
 static void test_a_lost_end_after_the_last_token_costs_nothing(void **state) {
@@ -867,6 +1042,7 @@ static void test_a_crowd_that_waited_for_the_first_worker_is_tokenized_to_the_la
         .node = {.role = ROLE_ROUTER, .sessions_max = 8, .timers = timers_default()},
         .requests_max = CROWD,
         .workers_max = 8,
+        .blocks_max = 256,
         .words_max = 4096};
     struct router_core *core = calloc(1, sizeof *core);
     struct effects *out = calloc(1, sizeof *out);
@@ -1895,6 +2071,12 @@ int main(void) {
         cmocka_unit_test(test_an_admit_without_answer_is_aborted_and_placed_again),
         cmocka_unit_test(test_a_resume_sends_the_emitted_tokens_as_prompt),
         cmocka_unit_test(test_a_resume_prefers_a_worker_that_computes_the_same),
+        cmocka_unit_test(test_a_request_goes_where_its_prefix_is_until_others_have_less_to_do),
+        cmocka_unit_test(test_a_prefix_of_another_salt_attracts_nothing),
+        cmocka_unit_test(test_what_left_a_workers_cache_attracts_nothing),
+        cmocka_unit_test(test_a_prefill_worker_is_chosen_by_what_is_left_to_compute),
+        cmocka_unit_test(test_salted_requests_go_only_where_salts_are_kept_apart),
+        cmocka_unit_test(test_usage_counts_what_nobody_computed_again),
         cmocka_unit_test(test_a_lost_end_after_the_last_token_costs_nothing),
         cmocka_unit_test(test_the_answer_says_what_crossed_though_the_prefill_worker_is_late),
         cmocka_unit_test(test_the_answer_says_what_of_the_hand_off_was_exposed),

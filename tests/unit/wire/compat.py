@@ -70,8 +70,8 @@ def sampling():
 
 
 def request():
-    r = public.GenerateRequest(model=label(1), max_tokens=u32(), request_id=label(), session_id=label(), sampling=sampling(),
-                               n=u32())
+    r = public.GenerateRequest(model=label(1), max_tokens=u32(), request_id=label(), session_id=label(), cache_salt=label(),
+                               sampling=sampling(), n=u32())
     if maybe():
         r.prompt = text()
     else:
@@ -94,6 +94,9 @@ def reply():
         if maybe():
             r.trace.kv_exposed_ms = f32(0, 9)
     return r
+
+
+def salt(): return bytes(rng.randint(1, 255) for _ in range(rng.choice([0, 16])))
 
 
 def peer_sampling():
@@ -124,28 +127,30 @@ def envelopes():
     ids = peer.Ids(ids=[some_id() for _ in range(n)])
     return dict(
         hello=peer.Hello(incarnation=some_id(), session=u64(), layout_high=u64(), layout_low=u64(), protocol=u32(),
-                         role=rng.randint(1, 3), id=blabel(), numerics=blabel(0, 31), is_draining=maybe()),
-        beat=peer.Beat(progress=u64(), entries=u32(), pages_free=u32(), backlog_ms=u32(), is_draining=maybe()),
+                         role=rng.randint(1, 3), id=blabel(), numerics=blabel(0, 31), is_draining=maybe(), newest=u32()),
+        beat=peer.Beat(progress=u64(), entries=u32(), pages_free=u32(), backlog_ms=u32(), is_draining=maybe(),
+                       backlog_tokens=u32()),
         audit=ids, unknown=ids,
         admit=peer.Admit(attempt=some_id(), tokens=tokens, output_first=rng.randint(1, len(tokens)), max_new=1 + u32() % 9999,
-                         deadline_ms=u32(), sampling=peer_sampling(), local_max=u32(), label=blabel()),
+                         deadline_ms=u32(), sampling=peer_sampling(), local_max=u32(), label=blabel(), salt=salt()),
         admitted=peer.Admitted(attempt=some_id(), slot=some_id(), key=u64(), cached=u32(), is_local=maybe()),
         rejected=refusal, busy=refusal,
         prefill=peer.Prefill(attempt=some_id(), tokens=tokens, **{"from": rng.randrange(len(tokens))}, slot=some_id(), key=u64(),
-                             decode=some_id(), address=blabel(1, 127), deadline_ms=u32(), label=blabel()),
+                             decode=some_id(), address=blabel(1, 127), deadline_ms=u32(), label=blabel(), salt=salt()),
         queued=peer.Queued(attempt=some_id(), backlog_ms=u32()),
-        prefill_end=peer.PrefillEnd(attempt=some_id(), outcome=outcome, cause=cause, bytes=u64(),
+        prefill_end=peer.PrefillEnd(attempt=some_id(), outcome=outcome, cause=cause, bytes=u64(), cached=u32(),
                                     exposed_us=u64()),
         open=peer.Open(slot=some_id(), key=u64(), **{"from": 3}, end=rng.randint(3, 2**32 - 1), bytes=u64()),
         accept=peer.Accept(slot=some_id(), address=blabel(1, 1024)),
         refuse=slot, abort_slot=slot,
-        fin=peer.Fin(slot=some_id(), bytes=u64()),
+        fin=peer.Fin(slot=some_id(), bytes=u64(), cached=u32()),
         commit=peer.Commit(slot=some_id()),
         tokens=peer_tokens(n),
         end=peer.End(attempt=some_id(), outcome=outcome, cause=cause, finish=rng.randint(0, 4),
                      usage=peer.Usage(prompt_tokens=u32(), cached_tokens=u32(), completion_tokens=u32()), kv_bytes=u64()),
         abort=peer.Abort(attempt=some_id(), cause=cause, is_unless_committed=maybe()),
-        committed=peer.Committed(attempt=some_id()))
+        committed=peer.Committed(attempt=some_id()),
+        cached=peer.Cached(is_reset=maybe(), removed=[some_id() for _ in range(n)], stored=[some_id() for _ in range(2 * n)]))
 
 
 def worker_record():
@@ -180,6 +185,7 @@ refused(public.GenerateRequest(model="m"), "there is no input")
 refused(public.GenerateRequest(prompt="p"), "model is empty")
 refused(public.GenerateRequest(model="m" * 64, prompt="p"), "model has 64 bytes: at most 63")
 refused(public.GenerateRequest(model="m", prompt="p", request_id="a\0b"), "request_id contains a NUL")
+refused(public.GenerateRequest(model="m", prompt="p", cache_salt="s" * 64), "cache_salt has 64 bytes: at most 63")
 refused(public.AbortRequest(), "set request_id or session_id")
 refused(public.AbortRequest(session_id=""), "session_id is empty")
 refused(b"\x0a\x01m\x12\x04ab\xc3(", "prompt is not valid UTF-8: the byte at offset 2")

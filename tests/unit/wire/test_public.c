@@ -92,6 +92,7 @@ static void random_request(struct prng *prng) {
     random_ascii(prng, request.model, LABEL_MAX, 1);
     random_ascii(prng, request.request_label, LABEL_MAX, 0);
     random_ascii(prng, request.session_label, LABEL_MAX, 0);
+    random_ascii(prng, request.cache_salt, LABEL_MAX, 0);
     request.max_tokens = random_u32(prng);
     request.has_max_tokens = request.max_tokens > 0;
     request.choices = random_bool(prng) ? random_u32(prng) : 0;
@@ -147,6 +148,7 @@ static void test_requests_come_back_as_they_were(void **state) {
         assert_string_equal(out.model, request.model);
         assert_string_equal(out.request_label, request.request_label);
         assert_string_equal(out.session_label, request.session_label);
+        assert_string_equal(out.cache_salt, request.cache_salt);
         assert_int_equal(out.has_max_tokens, request.has_max_tokens);
         assert_int_equal(out.max_tokens, request.max_tokens);
         assert_int_equal(out.choices, request.choices);

@@ -91,6 +91,12 @@ static void fill_sampling(struct prng *prng, struct sampling *sampling) {
     }
 }
 
+/* Or none. */
+static struct siphash128 random_salt(struct prng *prng) {
+    bool is_set = random_bool(prng);
+    return (struct siphash128){is_set ? random_id(prng) : 0, is_set ? random_u64(prng) : 0};
+}
+
 static void fill_admit(struct prng *prng, struct message *message) {
     message->u.admit.attempt.v = random_id(prng);
     message->u.admit.token_count = random_count(prng, 1, TOKENS_MAX);
@@ -102,6 +108,7 @@ static void fill_admit(struct prng *prng, struct message *message) {
     message->u.admit.local_max = random_u32(prng);
     fill_sampling(prng, &message->u.admit.sampling);
     random_text(prng, message->u.admit.label, LABEL_MAX, 0);
+    message->u.admit.salt = random_salt(prng);
 }
 
 static void fill_prefill(struct prng *prng, struct message *message) {
@@ -116,6 +123,7 @@ static void fill_prefill(struct prng *prng, struct message *message) {
     random_text(prng, message->u.prefill.address, ADDRESS_MAX, 1);
     message->u.prefill.deadline_ms = random_u32(prng);
     random_text(prng, message->u.prefill.label, LABEL_MAX, 0);
+    message->u.prefill.salt = random_salt(prng);
 }
 
 static void fill_hello(struct prng *prng, struct message *message) {
@@ -124,6 +132,7 @@ static void fill_hello(struct prng *prng, struct message *message) {
     message->u.hello.layout.high = random_u64(prng);
     message->u.hello.layout.low = random_u64(prng);
     message->u.hello.protocol = random_u32(prng);
+    message->u.hello.newest = random_u32(prng);
     message->u.hello.role = (enum role)(1 + prng_below(prng, ROLE_DECODE));
     message->u.hello.is_draining = random_bool(prng);
     random_text(prng, message->u.hello.id, LABEL_MAX, 0);
@@ -141,6 +150,7 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
         message->u.beat.entries = random_u32(prng);
         message->u.beat.pages_free = random_u32(prng);
         message->u.beat.backlog_ms = random_u32(prng);
+        message->u.beat.backlog_tokens = random_u32(prng);
         message->u.beat.is_draining = random_bool(prng);
         break;
     case MESSAGE_AUDIT:
@@ -173,6 +183,7 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
         message->u.prefill_end.outcome = random_outcome(prng);
         message->u.prefill_end.cause = random_cause(prng);
         message->u.prefill_end.bytes = random_u64(prng);
+        message->u.prefill_end.cached = random_u32(prng);
         message->u.prefill_end.exposed_us = random_u64(prng);
         break;
     case MESSAGE_OPEN:
@@ -198,6 +209,7 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
     case MESSAGE_FIN:
         message->u.fin.slot.v = random_id(prng);
         message->u.fin.bytes = random_u64(prng);
+        message->u.fin.cached = random_u32(prng);
         break;
     case MESSAGE_COMMIT: message->u.commit.slot.v = random_id(prng); break;
     case MESSAGE_TOKENS:
@@ -226,6 +238,14 @@ static struct message *sample_fill(struct prng *prng, enum message_kind kind) {
         message->u.abort.is_unless_committed = random_bool(prng);
         break;
     case MESSAGE_COMMITTED: message->u.committed.attempt.v = random_id(prng); break;
+    case MESSAGE_CACHED:
+        message->u.cached.is_reset = random_bool(prng);
+        message->u.cached.removed_count = random_count(prng, 0, MESSAGE_BLOCKS_MAX);
+        message->u.cached.stored_count = random_count(prng, 0, MESSAGE_BLOCKS_MAX);
+        fill_ids(prng, message->u.cached.removed_count + message->u.cached.stored_count);
+        message->u.cached.removed = sample.ids;
+        message->u.cached.stored = sample.ids + message->u.cached.removed_count;
+        break;
     }
     return message;
 }
@@ -286,6 +306,20 @@ static void assert_same(const struct message *left, const struct message *right)
         memset(&a.u.tokens, 0, sizeof a.u.tokens);
         memset(&b.u.tokens, 0, sizeof b.u.tokens);
         break;
+    case MESSAGE_CACHED:
+        assert_int_equal(a.u.cached.removed_count, b.u.cached.removed_count);
+        assert_int_equal(a.u.cached.stored_count, b.u.cached.stored_count);
+        if (a.u.cached.removed_count > 0) {
+            assert_memory_equal(a.u.cached.removed, b.u.cached.removed,
+                                a.u.cached.removed_count * sizeof *a.u.cached.removed);
+        }
+        if (a.u.cached.stored_count > 0) {
+            assert_memory_equal(a.u.cached.stored, b.u.cached.stored,
+                                a.u.cached.stored_count * sizeof *a.u.cached.stored);
+        }
+        a.u.cached.removed = b.u.cached.removed = NULL;
+        a.u.cached.stored = b.u.cached.stored = NULL;
+        break;
     case MESSAGE_HELLO:
     case MESSAGE_BEAT:
     case MESSAGE_ADMITTED:
@@ -339,24 +373,25 @@ static void test_no_message_has_grown_a_field_that_does_not_travel(void **state)
     (void)state;
     const struct message *m = &sample.message;
     assert_int_equal(sizeof m->u.hello, 144);
-    assert_int_equal(sizeof m->u.beat, 24);
+    assert_int_equal(sizeof m->u.beat, 32);
     assert_int_equal(sizeof m->u.audit, 16);
     assert_int_equal(sizeof m->u.admit.sampling, 632);
-    assert_int_equal(sizeof m->u.admit, 744);
+    assert_int_equal(sizeof m->u.admit, 760);
     assert_int_equal(sizeof m->u.admitted, 32);
     assert_int_equal(sizeof m->u.rejected, 16);
-    assert_int_equal(sizeof m->u.prefill, 256);
+    assert_int_equal(sizeof m->u.prefill, 272);
     assert_int_equal(sizeof m->u.queued, 16);
-    assert_int_equal(sizeof m->u.prefill_end, 32);
+    assert_int_equal(sizeof m->u.prefill_end, 40);
     assert_int_equal(sizeof m->u.open, 32);
     assert_int_equal(sizeof m->u.accept, 24);
     assert_int_equal(sizeof m->u.refuse, 16);
-    assert_int_equal(sizeof m->u.fin, 16);
+    assert_int_equal(sizeof m->u.fin, 24);
     assert_int_equal(sizeof m->u.commit, 8);
     assert_int_equal(sizeof m->u.tokens, 64);
     assert_int_equal(sizeof m->u.end, 40);
     assert_int_equal(sizeof m->u.abort, 16);
     assert_int_equal(sizeof m->u.committed, 8);
+    assert_int_equal(sizeof m->u.cached, 32);
 }
 
 static void test_every_kind_comes_back_as_it_was(void **state) {
@@ -364,7 +399,7 @@ static void test_every_kind_comes_back_as_it_was(void **state) {
     struct prng prng = {1};
     static struct message out;
     for (int round = 0; round < 300; round++) {
-        for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_COMMITTED; kind++) {
+        for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_CACHED; kind++) {
             const struct message *message = sample_fill(&prng, kind);
             assert_int_equal(wire_session_encode(message, &buffer), STATUS_OK);
             memset(&out, 0xee, sizeof out);
@@ -379,7 +414,7 @@ static void test_every_truncation_is_refused_or_still_a_message(void **state) {
     struct prng prng = {2};
     size_t refused = 0;
     for (int round = 0; round < 3; round++) {
-        for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_COMMITTED; kind++) {
+        for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_CACHED; kind++) {
             assert_int_equal(wire_session_encode(sample_fill(&prng, kind), &buffer), STATUS_OK);
             size_t most = buffer.len < 2000 ? buffer.len : 2000;
             for (size_t len = 0; len < most; len++) {
@@ -397,7 +432,7 @@ static void test_bent_bytes_are_refused_or_still_a_message(void **state) {
     size_t accepted = 0;
     size_t refused = 0;
     for (int round = 0; round < 300; round++) {
-        for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_COMMITTED; kind++) {
+        for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_CACHED; kind++) {
             assert_int_equal(wire_session_encode(sample_fill(&prng, kind), &buffer), STATUS_OK);
             for (int i = 0; i < 4; i++) {
                 memcpy(bent, buffer.data, buffer.len);
@@ -427,7 +462,7 @@ static void test_random_bytes_are_refused_or_a_message(void **state) {
 static void test_a_decode_without_memory_fails_cleanly_at_every_allocation(void **state) {
     (void)state;
     struct prng prng = {5};
-    for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_COMMITTED; kind++) {
+    for (enum message_kind kind = MESSAGE_HELLO; kind <= MESSAGE_CACHED; kind++) {
         assert_int_equal(wire_session_encode(sample_fill(&prng, kind), &buffer), STATUS_OK);
         size_t allowed = 0;
         const struct ProtobufCMessage *message = NULL;
@@ -516,7 +551,7 @@ static void test_messages_past_their_bounds_are_not_encoded(void **state) {
     struct message *m = sample_fill(&prng, MESSAGE_HELLO);
     m->kind = (enum message_kind)0;
     assert_unsayable(m);
-    m->kind = (enum message_kind)22;
+    m->kind = (enum message_kind)23;
     assert_unsayable(m);
     m = sample_fill(&prng, MESSAGE_HELLO);
     m->u.hello.incarnation.v = 0;
@@ -638,6 +673,21 @@ static void test_counts_past_their_bounds_are_corrupt(void **state) {
     assert_unbelievable(&envelope, STATUS_CORRUPT);
     ids[3] = 4;
     pairs.n_tokens = pairs.n_attempts = MESSAGE_IDS_MAX + 1;
+    assert_unbelievable(&envelope, STATUS_CORRUPT);
+    Baton__Peer__V1__Cached cached = BATON__PEER__V1__CACHED__INIT;
+    envelope.message_case = BATON__PEER__V1__ENVELOPE__MESSAGE_CACHED;
+    envelope.cached = &cached;
+    assert_unbelievable(&envelope, STATUS_OK); /* a reset without words */
+    cached.removed = cached.stored = ids;
+    cached.n_removed = cached.n_stored = MESSAGE_BLOCKS_MAX;
+    assert_unbelievable(&envelope, STATUS_OK);
+    cached.n_removed++;
+    assert_unbelievable(&envelope, STATUS_CORRUPT);
+    cached.n_removed = 0;
+    cached.n_stored++;
+    assert_unbelievable(&envelope, STATUS_CORRUPT);
+    cached.n_stored = 4;
+    ids[3] = 0; /* no block has this name */
     assert_unbelievable(&envelope, STATUS_CORRUPT);
     static uint8_t address[WORKER_ADDRESS_MAX + 1];
     Baton__Peer__V1__Accept accept = BATON__PEER__V1__ACCEPT__INIT;
@@ -824,10 +874,29 @@ static void test_sampling_past_its_range_is_corrupt(void **state) {
     }
 }
 
+static void test_a_salt_is_sixteen_bytes_or_none(void **state) {
+    (void)state;
+    struct prng prng = {11};
+    uint8_t salt[17] = {1};
+    uint32_t tokens[] = {1, 2};
+    for (size_t len = 0; len <= 17; len++) {
+        Baton__Peer__V1__Prefill prefill = BATON__PEER__V1__PREFILL__INIT;
+        prefill.attempt = prefill.slot = prefill.decode = random_id(&prng);
+        prefill.tokens = tokens;
+        prefill.n_tokens = 2;
+        prefill.address = (ProtobufCBinaryData){1, salt};
+        prefill.salt = (ProtobufCBinaryData){len, salt};
+        Baton__Peer__V1__Envelope envelope = BATON__PEER__V1__ENVELOPE__INIT;
+        envelope.message_case = BATON__PEER__V1__ENVELOPE__MESSAGE_PREFILL;
+        envelope.prefill = &prefill;
+        assert_unbelievable(&envelope, len == 0 || len == 16 ? STATUS_OK : STATUS_CORRUPT);
+    }
+}
+
 static void test_an_unknown_kind_is_unsupported_and_an_empty_envelope_corrupt(void **state) {
     (void)state;
     static struct message out;
-    const uint8_t newer[] = {0xb2, 0x01, 0x02, 0x08, 0x01}; /* field 22, a message */
+    const uint8_t newer[] = {0xba, 0x01, 0x02, 0x08, 0x01}; /* field 23, a message */
     assert_int_equal(decode(newer, sizeof newer, &out), STATUS_UNSUPPORTED);
     assert_int_equal(decode(NULL, 0, &out), STATUS_CORRUPT);
 }
@@ -880,6 +949,7 @@ int main(void) {
         cmocka_unit_test(test_logprobs_that_do_not_match_their_tokens_are_corrupt),
         cmocka_unit_test(test_enums_past_their_range_are_corrupt),
         cmocka_unit_test(test_sampling_past_its_range_is_corrupt),
+        cmocka_unit_test(test_a_salt_is_sixteen_bytes_or_none),
         cmocka_unit_test(test_an_unknown_kind_is_unsupported_and_an_empty_envelope_corrupt),
         cmocka_unit_test(test_unknown_fields_of_a_known_kind_are_ignored),
         cmocka_unit_test(test_steady_state_allocates_nothing),
