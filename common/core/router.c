@@ -383,6 +383,7 @@ static void choice_end(struct router_core *core, struct request *request,
         return;
     }
     legs_drop(core, request, ending->cause, out);
+    request_unpark(core, request); /* a stop string may be found after its worker has failed */
     leader->undone--;
     leader->ended_tokens += ending->completion_tokens;
     request_move(core, leader, REQUEST_GATHERING, INSTANT_NEVER);
