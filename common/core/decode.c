@@ -232,6 +232,7 @@ static void decode_unlink(struct decode_core *core, struct decode_entry *entry) 
     list_remove(entry->is_filling ? &core->fill : &core->run, RUN_LINKS(core), at);
     list_remove(entry->state == DECODE_RETRACTED ? &core->retracted : &core->active,
                 ORDER_LINKS(core), at);
+    core->resume_room = INT64_MIN; /* the next in the queue may need less */
 }
 
 static void decode_disarm(struct decode_entry *entry, struct effects *out) {
@@ -668,11 +669,12 @@ static void decode_resume(struct decode_core *core, struct effects *out) {
         struct decode_entry *entry = &core->entries[at];
         bool is_idle = core->active.count == 0;
         int64_t room = (int64_t)pages_available(&core->pages) - (int64_t)core->growth;
-        if (!is_idle && room <= core->resume_room) {
+        if (is_idle == core->was_resume_idle && room <= core->resume_room) {
             return; /* looked at before: its prefix need not be hashed again */
         }
         if (decode_take_pages(core, entry, is_idle) != STATUS_OK) {
             core->resume_room = room;
+            core->was_resume_idle = is_idle;
             return;
         }
         core->resume_room = INT64_MIN;

@@ -117,6 +117,7 @@ struct decode_core {
     uint64_t admissions;   /* also numbers their keys */
     int64_t resume_room;   /* of the last resume that did not fit: not tried again before there is
                               more */
+    bool was_resume_idle;  /* it was tried because nothing ran */
     bool is_starved;       /* requests run, but none has the pages for its next token */
     /* the outstanding step */
     struct step_plan plan;

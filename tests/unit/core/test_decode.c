@@ -847,6 +847,28 @@ static void test_the_youngest_gives_way_and_nobody_is_admitted_before_it_is_back
     bed_destroy(bed);
 }
 
+static void test_the_next_in_the_queue_is_looked_at_when_the_first_has_left(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(4, 6, 4);
+    (void)bed_admit_local(bed, 0x11, 7, 12);
+    (void)bed_admit_local(bed, 0x12, 6, 14);
+    uint64_t last = bed_admit_local(bed, 0x13, 2, 10);
+    while (bed->core.retracted.count < 2) {
+        bed_step_done(bed);
+    }
+    bed_step_done(bed); /* the first needs three pages, and two are free */
+    assert_int_equal(bed->core.retracted.count, 2);
+    assert_int_equal(pages_available(&bed->core.pages), 2);
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt.v = 0x12;
+    bed_send(bed, &abort, ROUTER);
+    assert_string_equal(bed->text, "end(aborted)");
+    bed_step_done(bed);
+    assert_int_equal(pages_available(&bed->core.pages), 0); /* the last one needs two */
+    assert_int_equal(bed_entry(bed, last)->state, DECODE_RUNNING);
+    bed_destroy(bed);
+}
+
 static void test_an_armed_slot_keeps_its_pages_until_the_link_has_let_go(void **state) {
     (void)state;
     struct bed *bed = bed_create_sized(4, 5, 4);
@@ -1192,6 +1214,7 @@ int main(void) {
         cmocka_unit_test(test_a_retracted_request_computes_its_kv_again_and_goes_on),
         cmocka_unit_test(test_a_retracted_request_that_is_resumed_at_once_finds_its_pages),
         cmocka_unit_test(test_the_youngest_gives_way_and_nobody_is_admitted_before_it_is_back),
+        cmocka_unit_test(test_the_next_in_the_queue_is_looked_at_when_the_first_has_left),
         cmocka_unit_test(test_an_armed_slot_keeps_its_pages_until_the_link_has_let_go),
         cmocka_unit_test(test_pages_follow_a_naive_model_of_growth_and_retraction),
         cmocka_unit_test(test_a_full_reserve_retracts_nothing),
