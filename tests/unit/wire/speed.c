@@ -48,6 +48,18 @@ int main(void) {
         message = (struct message){.kind = MESSAGE_TOKENS, .u.tokens = {count, attempts, tokens}};
         measure(name, &message, count);
     }
+    static float logprobs[256 * LOGPROBS_TOP_MAX];
+    static uint32_t top_counts[256];
+    for (uint32_t i = 0; i < 256; i++) {
+        top_counts[i] = 1 + LOGPROBS_TOP_MAX;
+    }
+    message = (struct message){.kind = MESSAGE_TOKENS, .u.tokens = {256, attempts, tokens}};
+    message.u.tokens.logprobs = logprobs;
+    message.u.tokens.top_counts = top_counts;
+    message.u.tokens.top_count = 256 * LOGPROBS_TOP_MAX;
+    message.u.tokens.top_tokens = tokens;
+    message.u.tokens.top_logprobs = logprobs;
+    measure("the same, 20 alternatives", &message, 256);
     message = (struct message){.kind = MESSAGE_ADMIT};
     message.u.admit.attempt.v = 1;
     message.u.admit.token_count = 100000;
