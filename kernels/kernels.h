@@ -73,10 +73,14 @@ struct kernels_gemm {
     struct kernels_quants quants; /* only read, and only with I8 weights */
 };
 
-/* One token's attention over the paged KV rows [0, length). */
+/* Attention of neighbouring tokens of one sequence over its paged KV rows: token i over
+ * [0, length + i). */
 struct kernels_attention {
-    const float *q;            /* [heads, head_dim] */
-    float *out;                /* [heads, head_dim] */
+    const float *q; /* [tokens] of [heads, head_dim], q_stride apart */
+    size_t q_stride;
+    float *out; /* [tokens] of [heads, head_dim], out_stride apart */
+    size_t out_stride;
+    uint32_t tokens;           /* >= 1 */
     const unsigned char *base; /* the pool */
     uint64_t page_bytes;
     uint64_t k_offset; /* of this layer's K and V rows from the start of a page */
@@ -84,7 +88,7 @@ struct kernels_attention {
     uint64_t row_bytes;    /* kv_heads * head_dim values of kv_dtype */
     const uint32_t *pages; /* page of each page_tokens positions */
     uint32_t page_tokens;
-    uint32_t length; /* >= 1 */
+    uint32_t length; /* of the first token; >= 1 */
     uint32_t heads;  /* a multiple of kv_heads */
     uint32_t kv_heads;
     uint32_t head_dim;

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* Where one token of the step stands: its position and its sequence's pages. */
 struct token_place {
@@ -16,38 +17,62 @@ struct token_place {
     const uint32_t *pages;
 };
 
+/* Neighbouring tokens of one sequence, whose attention is computed together. */
+struct tile {
+    uint32_t first;  /* of the step's tokens */
+    uint32_t row;    /* of the activations: where the first one's result goes */
+    uint32_t tokens; /* 1 to tile_tokens */
+};
+
 struct forward {
     struct forward_config config;
     struct forward_device *device; /* does everything below instead; NULL: the CPU */
     const struct kernels *kernels;
     uint32_t token_count;
     uint32_t sampled_count;
+    uint32_t row_count;         /* rows of activations that the loops go through: the step's tokens,
+                                   and at last the sampled ones */
     struct token_place *places; /* [tokens_max] */
     uint32_t *sampled;          /* [rows_max]: index of each sampled row's last token */
-    float *x;                   /* [tokens_max, hidden]: the residual stream */
-    float *normed;              /* [tokens_max, hidden] */
-    float *qkv;                 /* [tokens_max, qkv_stride] */
-    float *mixed;               /* [tokens_max, heads * head_dim]: attention's result */
-    float *projected;           /* [tokens_max, hidden_stride] */
-    float *gate_up;             /* [tokens_max, ffn_stride] */
-    float *cosine;              /* [tokens_max, head_dim / 2] */
+    struct tile *tiles;         /* [tokens_max] */
+    uint32_t tile_count;
+    uint32_t tile_tokens;
+    float *x;         /* [tokens_max, hidden_stride]: the residual stream */
+    float *normed;    /* [tokens_max, hidden_stride] */
+    float *qkv;       /* [tokens_max, qkv_stride] */
+    float *mixed;     /* [tokens_max, q_stride]: attention's result */
+    float *projected; /* [tokens_max, hidden_stride] */
+    float *gate_up;   /* [tokens_max, ffn_stride] */
+    float *cosine;    /* [tokens_max, head_dim / 2] */
     float *sine;
     float *logits;                /* [rows_max, vocab_stride] */
     struct kernels_quants quants; /* [tokens_max] rows of the widest input; only for I8 weights */
     size_t qkv_stride;
+    size_t q_stride;
     size_t hidden_stride;
     size_t ffn_stride;
     size_t vocab_stride;
 };
 
-static size_t padded(uint32_t rows) {
-    return (size_t)kernels_panels(rows) * KERNELS_PANEL;
+/* Query rows of one KV head that an attention tile has: as many as the kernels keep at hand. */
+#define TILE_QUERIES 48u
+#define HUGE_PAGE    ((size_t)2 << 20)
+
+/* Floats from one row to the next: whole panels, and an odd number of cache lines, so that the same
+ * column of many rows does not fall into a few sets of the cache. */
+static size_t padded(uint32_t width) {
+    return (size_t)(kernels_panels(width) | 1) * KERNELS_PANEL;
 }
 
 static void *buffer_take(size_t count, size_t width, size_t size) {
-    size_t bytes = (count * width * size + 63) / 64 * 64;
-    void *memory = aligned_alloc(64, bytes == 0 ? 64 : bytes);
+    size_t bytes = count * width * size;
+    size_t alignment = bytes < HUGE_PAGE ? 64 : HUGE_PAGE;
+    bytes = (bytes + alignment - 1) / alignment * alignment;
+    void *memory = aligned_alloc(alignment, bytes == 0 ? 64 : bytes);
     CHECK(memory != NULL);
+    if (alignment == HUGE_PAGE) {
+        (void)madvise(memory, bytes, MADV_HUGEPAGE); /* only speed depends on it */
+    }
     return memory;
 }
 
@@ -66,16 +91,20 @@ struct forward *forward_create(const struct forward_config *config) {
         return forward;
     }
     forward->kernels = config->model->kernels;
+    uint32_t group = shape->heads / shape->kv_heads;
+    forward->tile_tokens = group < TILE_QUERIES ? TILE_QUERIES / group : 1;
     forward->qkv_stride = padded(q_width + 2 * shape->kv_heads * shape->head_dim);
+    forward->q_stride = padded(q_width);
     forward->hidden_stride = padded(shape->hidden);
     forward->ffn_stride = padded(2 * shape->ffn);
     forward->vocab_stride = padded(shape->vocab);
     forward->places = buffer_take(tokens, 1, sizeof(*forward->places));
     forward->sampled = buffer_take(config->rows_max, 1, sizeof(*forward->sampled));
-    forward->x = buffer_take(tokens, shape->hidden, sizeof(float));
-    forward->normed = buffer_take(tokens, shape->hidden, sizeof(float));
+    forward->tiles = buffer_take(tokens, 1, sizeof(*forward->tiles));
+    forward->x = buffer_take(tokens, forward->hidden_stride, sizeof(float));
+    forward->normed = buffer_take(tokens, forward->hidden_stride, sizeof(float));
     forward->qkv = buffer_take(tokens, forward->qkv_stride, sizeof(float));
-    forward->mixed = buffer_take(tokens, q_width, sizeof(float));
+    forward->mixed = buffer_take(tokens, forward->q_stride, sizeof(float));
     forward->projected = buffer_take(tokens, forward->hidden_stride, sizeof(float));
     forward->gate_up = buffer_take(tokens, forward->ffn_stride, sizeof(float));
     forward->cosine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
@@ -99,6 +128,7 @@ void forward_destroy(struct forward *forward) {
     forward_device_destroy(forward->device);
     free(forward->places);
     free(forward->sampled);
+    free(forward->tiles);
     free(forward->x);
     free(forward->normed);
     free(forward->qkv);
@@ -139,8 +169,8 @@ static uint32_t part_size(const struct forward *forward, uint32_t count) {
 
 static void tokens_run(struct loop *loop, team_fn fn) {
     struct forward *forward = loop->forward;
-    loop->part_tokens = part_size(forward, forward->token_count);
-    team_run(forward->config.team, ceil_div(forward->token_count, loop->part_tokens), fn, loop);
+    loop->part_tokens = part_size(forward, forward->row_count);
+    team_run(forward->config.team, ceil_div(forward->row_count, loop->part_tokens), fn, loop);
 }
 
 static void gemm_part(void *context, uint32_t part, uint32_t worker) {
@@ -184,7 +214,7 @@ static void gemm_run(struct loop *loop, const struct kernels_weights *weights, c
 
 static uint32_t part_end(const struct loop *loop, uint32_t part) {
     uint32_t end = (part + 1) * loop->part_tokens;
-    return end < loop->forward->token_count ? end : loop->forward->token_count;
+    return end < loop->forward->row_count ? end : loop->forward->row_count;
 }
 
 /* ---- the stages ---- */
@@ -199,15 +229,15 @@ static void begin_part(void *context, uint32_t part, uint32_t worker) {
     uint32_t half = model->config.head_dim / 2;
     for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
         const struct token_place *place = &forward->places[n];
-        float *x = forward->x + (size_t)n * hidden;
+        float *x = forward->x + n * forward->hidden_stride;
         kernels_weights_row(&model->embedding, place->token, x);
         for (uint32_t i = 0; i < half; i++) {
             double angle = place->position * model->frequencies[i];
             forward->cosine[(size_t)n * half + i] = (float)cos(angle);
             forward->sine[(size_t)n * half + i] = (float)sin(angle);
         }
-        forward->kernels->rms_norm(forward->normed + (size_t)n * hidden, x, loop->norm, hidden,
-                                   model->config.norm_epsilon);
+        forward->kernels->rms_norm(forward->normed + n * forward->hidden_stride, x, loop->norm,
+                                   hidden, model->config.norm_epsilon);
     }
 }
 
@@ -261,7 +291,7 @@ static void store_part(void *context, uint32_t part, uint32_t worker) {
     }
 }
 
-/* One part is one token and one KV head, or whole tokens when there is one thread. */
+/* One part is one tile and one KV head, or a whole tile when there is one thread. */
 static void attention_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
@@ -271,12 +301,14 @@ static void attention_part(void *context, uint32_t part, uint32_t worker) {
     const struct kv_layout *layout = forward->config.layout;
     uint32_t component = layout->layer_first[loop->layer_index];
     bool is_whole = team_threads(forward->config.team) == 1;
-    uint32_t n = is_whole ? part : part / shape->kv_heads;
+    const struct tile *tile = &forward->tiles[is_whole ? part : part / shape->kv_heads];
     uint32_t head = is_whole ? 0 : part % shape->kv_heads;
-    const struct token_place *place = &forward->places[n];
-    struct kernels_attention attention = {.q = forward->qkv + n * forward->qkv_stride,
-                                          .out = forward->mixed +
-                                                 (size_t)n * shape->heads * shape->head_dim,
+    const struct token_place *place = &forward->places[tile->first];
+    struct kernels_attention attention = {.q = forward->qkv + tile->first * forward->qkv_stride,
+                                          .q_stride = forward->qkv_stride,
+                                          .out = forward->mixed + tile->row * forward->q_stride,
+                                          .out_stride = forward->q_stride,
+                                          .tokens = tile->tokens,
                                           .base = forward->config.kv,
                                           .page_bytes = layout->page_bytes,
                                           .k_offset = layout->page_offset[component],
@@ -293,19 +325,17 @@ static void attention_part(void *context, uint32_t part, uint32_t worker) {
     forward->kernels->attention(&attention, head, is_whole ? shape->kv_heads : head + 1);
 }
 
-/* x += projected, then the next norm (if there is one). */
+/* x += projected, then the next norm. */
 static void add_norm_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
     struct forward *forward = loop->forward;
     const struct model_config *shape = &forward->config.model->config;
     for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
-        float *x = forward->x + (size_t)n * shape->hidden;
+        float *x = forward->x + n * forward->hidden_stride;
         forward->kernels->add(x, forward->projected + n * forward->hidden_stride, shape->hidden);
-        if (loop->norm != NULL) {
-            forward->kernels->rms_norm(forward->normed + (size_t)n * shape->hidden, x, loop->norm,
-                                       shape->hidden, shape->norm_epsilon);
-        }
+        forward->kernels->rms_norm(forward->normed + n * forward->hidden_stride, x, loop->norm,
+                                   shape->hidden, shape->norm_epsilon);
     }
 }
 
@@ -321,38 +351,63 @@ static void silu_part(void *context, uint32_t part, uint32_t worker) {
     }
 }
 
+/* From here on only the sampled tokens count: their rows move to the front, each is a tile. What
+ * the others would still compute is read by nobody. */
+static void rows_narrow(struct forward *forward) {
+    for (uint32_t i = 0; i < forward->sampled_count; i++) {
+        uint32_t n = forward->sampled[i]; /* upwards, so n >= i */
+        memmove(forward->x + i * forward->hidden_stride, forward->x + n * forward->hidden_stride,
+                forward->hidden_stride * sizeof(float));
+        forward->tiles[i] = (struct tile){.first = n, .row = i, .tokens = 1};
+    }
+    forward->tile_count = forward->sampled_count;
+    forward->row_count = forward->sampled_count;
+}
+
 static void layer_run(struct loop *loop, const float *next_norm, forward_on_layer on_layer,
                       void *context) {
     struct forward *forward = loop->forward;
     const struct model_layer *layer = loop->layer;
     const struct model_config *shape = &forward->config.model->config;
     struct team *team = forward->config.team;
-    uint32_t count = forward->token_count;
-    gemm_run(loop, &layer->qkv, forward->normed, shape->hidden, forward->qkv, forward->qkv_stride,
-             count);
+    gemm_run(loop, &layer->qkv, forward->normed, forward->hidden_stride, forward->qkv,
+             forward->qkv_stride, forward->row_count);
     tokens_run(loop, store_part);
     on_layer(context, loop->layer_index);
-    team_run(team, team_threads(team) == 1 ? count : count * shape->kv_heads, attention_part, loop);
-    gemm_run(loop, &layer->output, forward->mixed, (size_t)shape->heads * shape->head_dim,
-             forward->projected, forward->hidden_stride, count);
+    if (next_norm == NULL) {
+        rows_narrow(forward);
+    }
+    uint32_t count = forward->row_count;
+    if (count == 0) {
+        return;
+    }
+    uint32_t heads_apart = team_threads(team) == 1 ? 1 : shape->kv_heads;
+    team_run(team, forward->tile_count * heads_apart, attention_part, loop);
+    gemm_run(loop, &layer->output, forward->mixed, forward->q_stride, forward->projected,
+             forward->hidden_stride, count);
     loop->norm = layer->ffn_norm;
     tokens_run(loop, add_norm_part);
-    gemm_run(loop, &layer->gate_up, forward->normed, shape->hidden, forward->gate_up,
+    gemm_run(loop, &layer->gate_up, forward->normed, forward->hidden_stride, forward->gate_up,
              forward->ffn_stride, count);
     tokens_run(loop, silu_part);
     gemm_run(loop, &layer->down, forward->gate_up, forward->ffn_stride, forward->projected,
              forward->hidden_stride, count);
-    loop->norm = next_norm;
+    loop->norm = next_norm == NULL ? forward->config.model->final_norm : next_norm;
     tokens_run(loop, add_norm_part);
 }
 
 static void places_make(struct forward *forward, const struct forward_input *input) {
     uint32_t count = 0;
     uint32_t sampled = 0;
+    forward->tile_count = 0;
     for (uint32_t r = 0; r < input->row_count; r++) {
         const struct plan_row *row = &input->rows[r];
         for (uint32_t i = 0; i < row->token_count; i++) {
             CHECK_OP(count, <, forward->config.tokens_max);
+            if (i % forward->tile_tokens == 0) {
+                forward->tiles[forward->tile_count++] = (struct tile){.first = count, .row = count};
+            }
+            forward->tiles[forward->tile_count - 1].tokens++;
             forward->places[count++] =
                 (struct token_place){.token = input->tokens[row->token_first + i],
                                      .position = row->position + i,
@@ -363,6 +418,7 @@ static void places_make(struct forward *forward, const struct forward_input *inp
         }
     }
     forward->token_count = count;
+    forward->row_count = count;
     forward->sampled_count = sampled;
 }
 
@@ -389,12 +445,7 @@ void forward_run(struct forward *forward, const struct forward_input *input,
         loop.layer_index = i;
         layer_run(&loop, is_last ? NULL : model->layers[i + 1].attention_norm, on_layer, context);
     }
-    for (uint32_t n = 0; n < forward->sampled_count; n++) {
-        forward->kernels->rms_norm(forward->normed + (size_t)n * shape->hidden,
-                                   forward->x + (size_t)forward->sampled[n] * shape->hidden,
-                                   model->final_norm, shape->hidden, shape->norm_epsilon);
-    }
-    gemm_run(&loop, &model->head, forward->normed, shape->hidden, forward->logits,
+    gemm_run(&loop, &model->head, forward->normed, forward->hidden_stride, forward->logits,
              forward->vocab_stride, forward->sampled_count);
 }
 

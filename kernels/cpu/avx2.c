@@ -551,8 +551,8 @@ static void attend_bf16(const struct kernels_attention *a, uint32_t kv_head, uin
     attend_group(a, kv_head, head_first, head_count, true);
 }
 
-static void avx2_attention(const struct kernels_attention *a, uint32_t kv_head_first,
-                           uint32_t kv_head_end) {
+static void attend_token(const struct kernels_attention *a, uint32_t kv_head_first,
+                         uint32_t kv_head_end) {
     uint32_t group = a->heads / a->kv_heads;
     for (uint32_t kv_head = kv_head_first; kv_head < kv_head_end; kv_head++) {
         for (uint32_t first = 0; first < group; first += GROUP_MAX) {
@@ -563,6 +563,17 @@ static void avx2_attention(const struct kernels_attention *a, uint32_t kv_head_f
                 attend_f32(a, kv_head, kv_head * group + first, count);
             }
         }
+    }
+}
+
+static void avx2_attention(const struct kernels_attention *a, uint32_t kv_head_first,
+                           uint32_t kv_head_end) {
+    struct kernels_attention one = *a;
+    for (uint32_t i = 0; i < a->tokens; i++) {
+        one.q = a->q + i * a->q_stride;
+        one.out = a->out + i * a->out_stride;
+        one.length = a->length + i;
+        attend_token(&one, kv_head_first, kv_head_end);
     }
 }
 

@@ -15,6 +15,9 @@
 
 #define TILE_ROWS 12u
 #define TILE_COLS 192u /* two panels' slice (24 KiB in F32) stays in the first-level cache */
+/* Rows that meet all panels before the next ones do: their values and results stay in the
+ * second-level cache, and reading the weights again for each block costs next to nothing. */
+#define BLOCK_ROWS 132u
 
 /* ---- matrix product ---- */
 
@@ -144,19 +147,20 @@ static const tile_fn wide_tiles[2][4] = {{f32_1x4, f32_2x4, f32_3x4, f32_4x4},
                                          {bf16_1x4, bf16_2x4, bf16_3x4, bf16_4x4}};
 static const tile_fn widest_tile[2] = {f32_1x8, bf16_1x8};
 
-/* Panels [panel, panel + panels) of all rows, cut along k so that the weights stay in the cache. */
-static void gemm_strip(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panels,
-                       const bool is_bf16) {
+/* Panels [panel, panel + panels) of the rows, cut along k so that the weights stay in the cache. */
+static void gemm_strip(const struct kernels_gemm *gemm, uint32_t row_first, uint32_t row_count,
+                       uint32_t panel, uint32_t panels, const bool is_bf16) {
     uint32_t cols = gemm->weights->cols;
-    uint32_t parts = (gemm->count + TILE_ROWS - 1) / TILE_ROWS;
+    uint32_t parts = (row_count + TILE_ROWS - 1) / TILE_ROWS;
     uint32_t cols_step = parts > 1 ? TILE_COLS : cols;
     for (uint32_t first = 0; first < cols; first += cols_step) {
         uint32_t count = cols - first < cols_step ? cols - first : cols_step;
         /* Rows are spread evenly: fourteen are seven and seven, not twelve and a slow pair. */
         for (uint32_t i = 0; i < parts; i++) {
-            uint32_t row = (uint32_t)((uint64_t)gemm->count * i / parts);
-            uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / parts);
-            tiles[is_bf16][panels - 1][row_end - row - 1](gemm, row, panel, first, count);
+            uint32_t row = (uint32_t)((uint64_t)row_count * i / parts);
+            uint32_t row_end = (uint32_t)((uint64_t)row_count * (i + 1) / parts);
+            tiles[is_bf16][panels - 1][row_end - row - 1](gemm, row_first + row, panel, first,
+                                                          count);
         }
     }
 }
@@ -170,11 +174,17 @@ static void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel, uint32_
     for (; gemm->count >= 1 && gemm->count <= 4 && panel + 4 <= panel_end; panel += 4) {
         wide_tiles[is_bf16][gemm->count - 1](gemm, 0, panel, 0, cols);
     }
-    for (; panel + 2 <= panel_end; panel += 2) {
-        gemm_strip(gemm, panel, 2, is_bf16);
-    }
-    if (panel < panel_end) {
-        gemm_strip(gemm, panel, 1, is_bf16);
+    uint32_t blocks = (gemm->count + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    for (uint32_t i = 0; i < blocks && panel < panel_end; i++) {
+        uint32_t row = (uint32_t)((uint64_t)gemm->count * i / blocks);
+        uint32_t rows = (uint32_t)((uint64_t)gemm->count * (i + 1) / blocks) - row;
+        uint32_t at = panel;
+        for (; at + 2 <= panel_end; at += 2) {
+            gemm_strip(gemm, row, rows, at, 2, is_bf16);
+        }
+        if (at < panel_end) {
+            gemm_strip(gemm, row, rows, at, 1, is_bf16);
+        }
     }
 }
 
@@ -245,11 +255,13 @@ static void avx512_add(float *out, const float *x, size_t count) {
 
 /* ---- attention ---- */
 
-/* Two query heads of one KV head side by side: the low half of a register is one, the high half
- * the other, each with the lanes and the order that avx2.c gives it. */
+/* Two query rows (a token's head each) of one KV head side by side: the low half of a register is
+ * one, the high half the other, each with the lanes and the order that avx2.c gives it. The second
+ * attends to as many tokens as the first, or more. */
 struct pair {
-    const float *q[2];
+    const float *q; /* eight values of one, eight of the other, and so on */
     float *out[2];
+    uint32_t length[2];
     float largest[2];
     float total[2];
 };
@@ -298,32 +310,48 @@ INLINE __m512 sum_halves_of_8(const __m512 *v) {
     return _mm512_shuffle_f32x4(sums, sums, 0xd8); /* quarters: low, high, low, high */
 }
 
-/* Eight tokens' dot products with both heads. */
-INLINE __m512 dots(const struct pair *pair, const unsigned char *const *k, uint32_t dim,
-                   const bool is_bf16) {
-    __m512 sum[8];
+/* Eight tokens' dot products with both rows of `pairs` neighbouring pairs. */
+INLINE void dots(const struct pair *pair, const unsigned char *const *k, uint32_t dim, __m512 *out,
+                 const uint32_t pairs, const bool is_bf16) {
+    __m512 sum[2][8];
+#pragma GCC unroll 2
+    for (uint32_t p = 0; p < pairs; p++) {
 #pragma GCC unroll 8
-    for (uint32_t t = 0; t < 8; t++) {
-        sum[t] = _mm512_setzero_ps();
+        for (uint32_t t = 0; t < 8; t++) {
+            sum[p][t] = _mm512_setzero_ps();
+        }
     }
     uint32_t i = 0;
     for (; i + 8 <= dim; i += 8) {
-        __m512 value = both(_mm256_loadu_ps(pair->q[0] + i), _mm256_loadu_ps(pair->q[1] + i));
+        __m512 value[2];
+#pragma GCC unroll 2
+        for (uint32_t p = 0; p < pairs; p++) {
+            value[p] = _mm512_load_ps(pair[p].q + (size_t)i * 2);
+        }
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < 8; t++) {
-            sum[t] = _mm512_fmadd_ps(value, load_key(k[t], i, 8, is_bf16), sum[t]);
+            __m512 key = load_key(k[t], i, 8, is_bf16);
+#pragma GCC unroll 2
+            for (uint32_t p = 0; p < pairs; p++) {
+                sum[p][t] = _mm512_fmadd_ps(value[p], key, sum[p][t]);
+            }
         }
     }
-    if (i < dim) {
-        __mmask8 mask = (__mmask8)((1u << (dim - i)) - 1);
-        __m512 value = both(_mm256_maskz_loadu_ps(mask, pair->q[0] + i),
-                            _mm256_maskz_loadu_ps(mask, pair->q[1] + i));
+    if (i < dim) { /* the rows' own values are followed by zeros */
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < 8; t++) {
-            sum[t] = _mm512_fmadd_ps(value, load_key(k[t], i, dim - i, is_bf16), sum[t]);
+            __m512 key = load_key(k[t], i, dim - i, is_bf16);
+#pragma GCC unroll 2
+            for (uint32_t p = 0; p < pairs; p++) {
+                __m512 value = _mm512_load_ps(pair[p].q + (size_t)i * 2);
+                sum[p][t] = _mm512_fmadd_ps(value, key, sum[p][t]);
+            }
         }
     }
-    return sum_halves_of_8(sum);
+#pragma GCC unroll 2
+    for (uint32_t p = 0; p < pairs; p++) {
+        out[p] = sum_halves_of_8(sum[p]);
+    }
 }
 
 INLINE __m512 load_value(const unsigned char *row, uint32_t first, __mmask16 mask,
@@ -341,15 +369,23 @@ INLINE __m512 load_value(const unsigned char *row, uint32_t first, __mmask16 mas
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(packed), 16));
 }
 
-/* out[i .. i + 16 * vectors) = out * keep + sum of score[t] * v[t] for both heads, t upwards in one
+/* What a pair makes of one block: its rows' tokens in it (none of the first's, perhaps), their
+ * scores, and by how much what was summed before shrinks. */
+struct part {
+    _Alignas(64) float score[2][KERNELS_ATTENTION_BLOCK];
+    uint32_t count[2];
+    float keep[2];
+};
+
+/* out[i .. i + 16 * vectors) = out * keep + sum of score[t] * v[t] for both rows, t upwards in one
  * chain. The last vector has the lanes of `last`. */
-INLINE void values(const struct pair *pair, const float (*score)[KERNELS_ATTENTION_BLOCK],
-                   const unsigned char *const *v, uint32_t i, uint32_t count, const float *keep,
-                   __mmask16 last, const uint32_t vectors, const bool is_bf16) {
+INLINE void values(const struct pair *pair, const struct part *part, const unsigned char *const *v,
+                   uint32_t i, __mmask16 last, const uint32_t vectors, const bool is_bf16) {
     __m512 sum[2][4];
     memset(sum, 0, sizeof(sum));
-    for (uint32_t t = 0; t < count; t++) {
-        __m512 by[2] = {_mm512_set1_ps(score[0][t]), _mm512_set1_ps(score[1][t])};
+    uint32_t t = 0;
+    for (; t < part->count[0]; t++) {
+        __m512 by[2] = {_mm512_set1_ps(part->score[0][t]), _mm512_set1_ps(part->score[1][t])};
 #pragma GCC unroll 4
         for (uint32_t j = 0; j < vectors; j++) {
             __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
@@ -358,15 +394,26 @@ INLINE void values(const struct pair *pair, const float (*score)[KERNELS_ATTENTI
             sum[1][j] = _mm512_fmadd_ps(by[1], value, sum[1][j]);
         }
     }
-#pragma GCC unroll 2
-    for (uint32_t h = 0; h < 2; h++) {
+    for (; t < part->count[1]; t++) { /* what only the second row sees */
+        __m512 by = _mm512_set1_ps(part->score[1][t]);
 #pragma GCC unroll 4
         for (uint32_t j = 0; j < vectors; j++) {
             __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
-            float *out = pair->out[h] + i + j * 16;
+            sum[1][j] = _mm512_fmadd_ps(by, load_value(v[t], i + j * 16, mask, is_bf16), sum[1][j]);
+        }
+    }
+#pragma GCC unroll 2
+    for (uint32_t h = 0; h < 2; h++) {
+        if (part->count[h] == 0) {
+            continue;
+        }
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < vectors; j++) {
+            __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
+            float *out = pair->out[h] + i + (size_t)j * 16;
             __m512 old = _mm512_maskz_loadu_ps(mask, out);
             _mm512_mask_storeu_ps(out, mask,
-                                  _mm512_fmadd_ps(old, _mm512_set1_ps(keep[h]), sum[h][j]));
+                                  _mm512_fmadd_ps(old, _mm512_set1_ps(part->keep[h]), sum[h][j]));
         }
     }
 }
@@ -375,114 +422,203 @@ INLINE __m256 half_of(__m512 v, const int which) {
     return which == 0 ? _mm512_castps512_ps256(v) : _mm512_extractf32x8_ps(v, 1);
 }
 
-INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows, uint32_t count,
-                         struct pair *pair, const bool is_bf16) {
-    _Alignas(64) float score[2][KERNELS_ATTENTION_BLOCK];
-    const __m512 lowest = _mm512_set1_ps(-INFINITY);
-    __m512 largest = lowest;
-    for (uint32_t t = 0; t < count; t += 8) {
-        __m512 value =
-            _mm512_mul_ps(dots(pair, rows->k + t, a->head_dim, is_bf16), _mm512_set1_ps(a->scale));
-        if (count - t < 8) {
-            uint32_t real = (1u << (count - t)) - 1;
-            value = _mm512_mask_blend_ps((__mmask16)(real | real << 8), lowest, value);
-        }
-        _mm256_store_ps(score[0] + t, half_of(value, 0));
-        _mm256_store_ps(score[1] + t, half_of(value, 1));
-        largest = _mm512_max_ps(value, largest);
+/* Lanes of both halves that stand for tokens below the rows' counts, of the eight from t. */
+INLINE __mmask16 real_lanes(const uint32_t *counts, uint32_t t) {
+    uint32_t lanes[2];
+    for (int h = 0; h < 2; h++) {
+        lanes[h] = counts[h] >= t + 8 ? 0xffu : counts[h] > t ? (1u << (counts[h] - t)) - 1 : 0;
     }
+    return (__mmask16)(lanes[0] | lanes[1] << 8);
+}
+
+/* Scores to weights, and the running maximum and total. */
+INLINE void soften(struct pair *pair, struct part *part, __m512 largest) {
     float merged[2];
-    float keep[2];
     for (int h = 0; h < 2; h++) {
         float block = largest_lane(h == 0 ? half_of(largest, 0) : half_of(largest, 1));
         merged[h] = block > pair->largest[h] ? block : pair->largest[h];
-        keep[h] = _mm512_cvtss_f32(exp_lanes(_mm512_set1_ps(pair->largest[h] - merged[h])));
     }
+    __m512 shrunk = exp_lanes(both(_mm256_set1_ps(pair->largest[0] - merged[0]),
+                                   _mm256_set1_ps(pair->largest[1] - merged[1])));
+    part->keep[0] = _mm256_cvtss_f32(half_of(shrunk, 0));
+    part->keep[1] = _mm256_cvtss_f32(half_of(shrunk, 1));
     __m512 top = both(_mm256_set1_ps(merged[0]), _mm256_set1_ps(merged[1]));
     __m512 sum = _mm512_setzero_ps();
-    for (uint32_t t = 0; t < count; t += 8) {
-        __m512 value = both(_mm256_load_ps(score[0] + t), _mm256_load_ps(score[1] + t));
+    for (uint32_t t = 0; t < part->count[1]; t += 8) {
+        __m512 value = both(_mm256_load_ps(part->score[0] + t), _mm256_load_ps(part->score[1] + t));
         value = exp_lanes(_mm512_sub_ps(value, top));
-        _mm256_store_ps(score[0] + t, half_of(value, 0));
-        _mm256_store_ps(score[1] + t, half_of(value, 1));
+        _mm256_store_ps(part->score[0] + t, half_of(value, 0));
+        _mm256_store_ps(part->score[1] + t, half_of(value, 1));
         sum = _mm512_add_ps(sum, value);
     }
-    uint32_t dim = a->head_dim;
-    uint32_t i = 0;
-    for (; i + 64 <= dim; i += 64) {
-        values(pair, score, rows->v, i, count, keep, 0xffff, 4, is_bf16);
+    for (int h = 0; h < 2; h++) {
+        if (part->count[h] > 0) {
+            float added = sum_lanes(h == 0 ? half_of(sum, 0) : half_of(sum, 1));
+            pair->total[h] = pair->total[h] * part->keep[h] + added;
+            pair->largest[h] = merged[h];
+        }
     }
-    for (; i < dim; i += 16) {
-        values(pair, score, rows->v, i, count, keep, tail_mask(dim - i), 1, is_bf16);
-    }
-    pair->total[0] = pair->total[0] * keep[0] + sum_lanes(half_of(sum, 0));
-    pair->total[1] = pair->total[1] * keep[1] + sum_lanes(half_of(sum, 1));
-    pair->largest[0] = merged[0];
-    pair->largest[1] = merged[1];
 }
 
-/* Query heads of one KV head that share each block while it is in the cache. */
-#define PAIRS_MAX    8u
-#define HEAD_DIM_MAX 1024u
+/* One block of one or two neighbouring pairs, which share the loads of the keys. */
+INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows, uint32_t first,
+                         struct pair *pair, const uint32_t pairs, const bool is_bf16) {
+    struct part parts[2];
+    const __m512 lowest = _mm512_set1_ps(-INFINITY);
+    __m512 largest[2] = {lowest, lowest};
+    uint32_t count = 0;
+    for (uint32_t p = 0; p < pairs; p++) {
+        for (int h = 0; h < 2; h++) {
+            uint32_t length = pair[p].length[h];
+            uint32_t rest = length > first ? length - first : 0;
+            parts[p].count[h] = rest < KERNELS_ATTENTION_BLOCK ? rest : KERNELS_ATTENTION_BLOCK;
+        }
+        count = parts[p].count[1]; /* later pairs see as many tokens, or more */
+    }
+    for (uint32_t t = 0; t < count; t += 8) {
+        __m512 score[2];
+        dots(pair, rows->k + t, a->head_dim, score, pairs, is_bf16);
+#pragma GCC unroll 2
+        for (uint32_t p = 0; p < pairs; p++) {
+            __mmask16 real = real_lanes(parts[p].count, t);
+            __m512 value = _mm512_mul_ps(score[p], _mm512_set1_ps(a->scale));
+            value = _mm512_mask_blend_ps(real, lowest, value);
+            _mm256_store_ps(parts[p].score[0] + t, half_of(value, 0));
+            _mm256_store_ps(parts[p].score[1] + t, half_of(value, 1));
+            largest[p] = _mm512_max_ps(value, largest[p]);
+        }
+    }
+    uint32_t dim = a->head_dim;
+    for (uint32_t p = 0; p < pairs; p++) {
+        if (parts[p].count[1] == 0) {
+            continue;
+        }
+        soften(&pair[p], &parts[p], largest[p]);
+        uint32_t i = 0;
+        for (; i + 64 <= dim; i += 64) {
+            values(&pair[p], &parts[p], rows->v, i, 0xffff, 4, is_bf16);
+        }
+        for (; i < dim; i += 16) {
+            values(&pair[p], &parts[p], rows->v, i, tail_mask(dim - i), 1, is_bf16);
+        }
+    }
+}
 
-INLINE void attend_group(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
-                         uint32_t head_count, const bool is_bf16) {
+static void attend_block_f32(const struct kernels_attention *a, const struct rows *rows,
+                             uint32_t first, struct pair *pair, uint32_t pairs) {
+    if (pairs == 2) {
+        attend_block(a, rows, first, pair, 2, false);
+    } else {
+        attend_block(a, rows, first, pair, 1, false);
+    }
+}
+static void attend_block_bf16(const struct kernels_attention *a, const struct rows *rows,
+                              uint32_t first, struct pair *pair, uint32_t pairs) {
+    if (pairs == 2) {
+        attend_block(a, rows, first, pair, 2, true);
+    } else {
+        attend_block(a, rows, first, pair, 1, true);
+    }
+}
+
+/* Query rows of one KV head that share each block while it is in the cache: few enough for their
+ * values to stay there too. */
+#define PAIRS_MAX    24u
+#define HEAD_DIM_MAX 1024u
+#define QUERY_FLOATS 8192u
+#define WIDEN_DIM    128u /* a block's keys and values of at most this width are widened once */
+#define WIDEN_PAIRS  4u   /* for at least so many pairs */
+
+/* A block's BF16 rows as F32; `rows` points to them then. */
+static void rows_widen(struct rows *rows, uint32_t count, uint32_t dim, float *k, float *v) {
+    for (uint32_t t = 0; t < count; t++) {
+        for (uint32_t i = 0; i < dim; i += 16) {
+            __mmask16 mask = tail_mask(dim - i);
+            size_t at = (size_t)t * WIDEN_DIM + i;
+            _mm512_mask_storeu_ps(k + at, mask, load_value(rows->k[t], i, mask, true));
+            _mm512_mask_storeu_ps(v + at, mask, load_value(rows->v[t], i, mask, true));
+        }
+        rows->k[t] = (const unsigned char *)(k + (size_t)t * WIDEN_DIM);
+        rows->v[t] = (const unsigned char *)(v + (size_t)t * WIDEN_DIM);
+    }
+    for (uint32_t t = count; t % 8 != 0; t++) {
+        rows->k[t] = rows->k[count - 1];
+    }
+}
+
+/* Query rows [row_first, row_first + row_count) of one KV head; row r is head r % group of token
+ * r / group. */
+static void attend_rows(const struct kernels_attention *a, uint32_t kv_head, uint32_t row_first,
+                        uint32_t row_count) {
+    _Alignas(64) float query[QUERY_FLOATS];
+    _Alignas(64) float wide_k[KERNELS_ATTENTION_BLOCK * WIDEN_DIM];
+    _Alignas(64) float wide_v[KERNELS_ATTENTION_BLOCK * WIDEN_DIM];
     float spare[HEAD_DIM_MAX]; /* what the second half of an odd last pair computes */
     struct pair pairs[PAIRS_MAX];
     struct rows rows;
     uint32_t dim = a->head_dim;
-    uint32_t count = (head_count + 1) / 2;
-    for (uint32_t i = 0; i < count; i++) {
-        bool is_odd = 2 * i + 1 == head_count;
-        const float *q = a->q + (size_t)(head_first + 2 * i) * dim;
-        float *out = a->out + (size_t)(head_first + 2 * i) * dim;
-        pairs[i] = (struct pair){.q = {q, is_odd ? q : q + dim},
-                                 .out = {out, is_odd ? spare : out + dim},
-                                 .largest = {-INFINITY, -INFINITY}};
-        memset(pairs[i].out[0], 0, dim * sizeof(float));
-        memset(pairs[i].out[1], 0, dim * sizeof(float));
+    uint32_t wide = (dim + 7) / 8 * 8;
+    uint32_t group = a->heads / a->kv_heads;
+    uint32_t count = (row_count + 1) / 2;
+    bool is_bf16 = a->kv_dtype == KERNELS_BF16;
+    for (uint32_t r = 0; r < 2 * count; r++) {
+        bool is_spare = r == row_count;
+        uint32_t row = row_first + (is_spare ? r - 1 : r);
+        uint32_t token = row / group;
+        size_t head = (size_t)(kv_head * group + row % group) * dim;
+        const float *from = a->q + token * a->q_stride + head;
+        float *q = query + (size_t)(r / 2) * 2 * wide + (r % 2) * 8;
+        for (uint32_t i = 0; i < wide; i += 8) {
+            __mmask8 mask = (__mmask8)tail_mask(dim - i < 8 ? dim - i : 8);
+            _mm256_store_ps(q + (size_t)i * 2, _mm256_maskz_loadu_ps(mask, from + i));
+        }
+        struct pair *pair = &pairs[r / 2];
+        pair->q = query + (size_t)(r / 2) * 2 * wide;
+        pair->out[r % 2] = is_spare ? spare : a->out + token * a->out_stride + head;
+        pair->length[r % 2] = a->length + token;
+        pair->largest[r % 2] = -INFINITY;
+        pair->total[r % 2] = 0;
+        memset(pair->out[r % 2], 0, dim * sizeof(float));
     }
+    uint32_t length = pairs[count - 1].length[1];
     size_t head_bytes = (size_t)kv_head * dim * (is_bf16 ? 2 : 4);
-    for (uint32_t first = 0; first < a->length; first += KERNELS_ATTENTION_BLOCK) {
-        uint32_t some = a->length - first;
+    bool is_widened = is_bf16 && count >= WIDEN_PAIRS && dim <= WIDEN_DIM;
+    for (uint32_t first = 0; first < length; first += KERNELS_ATTENTION_BLOCK) {
+        uint32_t some = length - first;
         some = some < KERNELS_ATTENTION_BLOCK ? some : KERNELS_ATTENTION_BLOCK;
         rows_find(a, first, some, head_bytes, &rows);
-        for (uint32_t i = 0; i < count; i++) {
-            attend_block(a, &rows, some, &pairs[i], is_bf16);
+        if (is_widened) {
+            rows_widen(&rows, some, dim, wide_k, wide_v);
+        }
+        for (uint32_t i = 0; i < count; i += 2) {
+            uint32_t two = count - i < 2 ? 1 : 2;
+            if (is_bf16 && !is_widened) {
+                attend_block_bf16(a, &rows, first, &pairs[i], two);
+            } else {
+                attend_block_f32(a, &rows, first, &pairs[i], two);
+            }
         }
     }
-    for (uint32_t i = 0; i < head_count; i++) {
-        float *out = pairs[i / 2].out[i % 2];
+    for (uint32_t r = 0; r < row_count; r++) {
+        float *out = pairs[r / 2].out[r % 2];
         for (uint32_t j = 0; j < dim; j++) {
-            out[j] /= pairs[i / 2].total[i % 2];
+            out[j] /= pairs[r / 2].total[r % 2];
         }
     }
-}
-
-static void attend_f32(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
-                       uint32_t head_count) {
-    attend_group(a, kv_head, head_first, head_count, false);
-}
-static void attend_bf16(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
-                        uint32_t head_count) {
-    attend_group(a, kv_head, head_first, head_count, true);
 }
 
 static void avx512_attention(const struct kernels_attention *a, uint32_t kv_head_first,
                              uint32_t kv_head_end) {
-    uint32_t group = a->heads / a->kv_heads;
-    if (group == 1 || a->head_dim > HEAD_DIM_MAX) { /* nothing to pair */
+    uint32_t rows = a->tokens * (a->heads / a->kv_heads);
+    if (rows == 1 || a->head_dim > HEAD_DIM_MAX) { /* nothing to pair */
         kernels_avx2.attention(a, kv_head_first, kv_head_end);
         return;
     }
+    uint32_t pairs = QUERY_FLOATS / (2 * ((a->head_dim + 7) / 8 * 8));
+    uint32_t step = 2 * (pairs < PAIRS_MAX ? pairs : PAIRS_MAX);
     for (uint32_t kv_head = kv_head_first; kv_head < kv_head_end; kv_head++) {
-        for (uint32_t first = 0; first < group; first += 2 * PAIRS_MAX) {
-            uint32_t count = group - first < 2 * PAIRS_MAX ? group - first : 2 * PAIRS_MAX;
-            if (a->kv_dtype == KERNELS_BF16) {
-                attend_bf16(a, kv_head, kv_head * group + first, count);
-            } else {
-                attend_f32(a, kv_head, kv_head * group + first, count);
-            }
+        for (uint32_t row = 0; row < rows; row += step) {
+            attend_rows(a, kv_head, row, rows - row < step ? rows - row : step);
         }
     }
 }

@@ -240,8 +240,14 @@ static void plain_attention_head(const struct kernels_attention *a, uint32_t hea
 static void plain_attention(const struct kernels_attention *a, uint32_t kv_head_first,
                             uint32_t kv_head_end) {
     uint32_t group = a->heads / a->kv_heads;
-    for (uint32_t head = kv_head_first * group; head < kv_head_end * group; head++) {
-        plain_attention_head(a, head);
+    struct kernels_attention one = *a;
+    for (uint32_t i = 0; i < a->tokens; i++) {
+        one.q = a->q + i * a->q_stride;
+        one.out = a->out + i * a->out_stride;
+        one.length = a->length + i;
+        for (uint32_t head = kv_head_first * group; head < kv_head_end * group; head++) {
+            plain_attention_head(&one, head);
+        }
     }
 }
 

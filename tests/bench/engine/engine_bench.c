@@ -30,15 +30,15 @@
 #include <unistd.h>
 #endif
 
-#define PREFILL     512u
-#define ROWS_MAX    32u
-#define BATCH_ROWS  16u /* tokens of a prompt, and steps after it, of a measured batch */
-#define ALONE_STEPS 32u
-#define REPEATS     12
+#define PREFILL      512u
+#define ROWS_MAX     32u
+#define BATCH_ROWS   16u /* tokens of a prompt, and steps after it, of a measured batch */
+#define ALONE_STEPS  32u
+#define REPEATS      12
 #define MEAN_REPEATS 2
-#define PAGES_ROW   33u
-#define READ_CHUNK  ((size_t)1 << 20)
-#define READ_WINDOW ((size_t)64 << 20)
+#define PAGES_ROW    33u
+#define READ_CHUNK   ((size_t)1 << 20)
+#define READ_WINDOW  ((size_t)64 << 20)
 
 static double best_seconds(double best, double seconds) {
     return best == 0 || seconds < best ? seconds : best;
@@ -166,7 +166,8 @@ __attribute__((target("avx512f,avx512vnni"))) static void bytes_part(void *conte
 /* Four tiles, as independent as the processor's own guide asks for: 16 x 16 sums of 64 bytes (or
  * 32 halves) each. */
 #define TILE_ROUNDS 100000u
-__attribute__((target("amx-tile,amx-int8,amx-bf16"))) static void tiles_run(struct limits *limits, uint32_t worker, bool is_bytes) {
+__attribute__((target("amx-tile,amx-int8,amx-bf16"))) static void
+tiles_run(struct limits *limits, uint32_t worker, bool is_bytes) {
     struct {
         uint8_t palette;
         uint8_t start_row;
@@ -202,11 +203,13 @@ __attribute__((target("amx-tile,amx-int8,amx-bf16"))) static void tiles_run(stru
     limits->sink[worker] += (double)sums[0];
     _tile_release();
 }
-__attribute__((target("amx-tile,amx-int8,amx-bf16"))) static void byte_tiles_part(void *context, uint32_t part, uint32_t worker) {
+__attribute__((target("amx-tile,amx-int8,amx-bf16"))) static void
+byte_tiles_part(void *context, uint32_t part, uint32_t worker) {
     (void)part;
     tiles_run(context, worker, true);
 }
-__attribute__((target("amx-tile,amx-int8,amx-bf16"))) static void half_tiles_part(void *context, uint32_t part, uint32_t worker) {
+__attribute__((target("amx-tile,amx-int8,amx-bf16"))) static void
+half_tiles_part(void *context, uint32_t part, uint32_t worker) {
     (void)part;
     tiles_run(context, worker, false);
 }
@@ -417,10 +420,10 @@ struct costs {
 static struct costs costs_make(const struct model_info *info) {
     double vocab = (double)info->vocab_count * info->hidden;
     double used = (double)info->parameter_count - (info->is_tied ? 0 : vocab);
-    double attention = 4.0 * info->layer_count * info->heads * info->head_dim * PREFILL *
-                       (PREFILL + 1) / 2;
-    return (struct costs){.bytes = (double)info->weight_bytes * used /
-                                   (double)info->parameter_count,
+    double attention =
+        4.0 * info->layer_count * info->heads * info->head_dim * PREFILL * (PREFILL + 1) / 2;
+    return (struct costs){.bytes =
+                              (double)info->weight_bytes * used / (double)info->parameter_count,
                           .row = 2.0 * used,
                           .prefill = 2.0 * (used - vocab) * PREFILL + 2.0 * vocab + attention};
 }
@@ -440,10 +443,11 @@ static void run_named(struct bench *bench, struct team *team, char **names, int 
         } else if (sscanf(names[i], "decode%u", &rows) == 1 && rows >= 1 && rows <= ROWS_MAX) {
             printf("decode%u %.2f\n", rows, mean_decode(bench, rows));
         } else {
-            (void)fprintf(stderr,
-                          "engine_bench: MEASUREMENT %s is none of limits, prefill, decodeN (N from "
-                          "1 to %u)\n",
-                          names[i], ROWS_MAX);
+            (void)fprintf(
+                stderr,
+                "engine_bench: MEASUREMENT %s is none of limits, prefill, decodeN (N from "
+                "1 to %u)\n",
+                names[i], ROWS_MAX);
             exit(2);
         }
     }

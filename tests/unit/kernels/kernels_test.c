@@ -383,6 +383,7 @@ static struct paged paged_make(uint64_t seed, const float *q, float *out, uint32
     struct paged paged = {0};
     paged.args = (struct kernels_attention){.q = q,
                                             .out = out,
+                                            .tokens = 1,
                                             .k_offset = 64,
                                             .v_offset = 128 + row * page_tokens,
                                             .row_bytes = row,
@@ -551,6 +552,58 @@ static void test_attention_has_the_same_bits_behind_every_page_map_and_head_rang
             free(q);
             free(first);
             free(again);
+        }
+    }
+}
+
+static void test_attention_of_neighbours_has_the_bits_of_each_alone(void **state) {
+    (void)state;
+    static const uint32_t dims[] = {2, 8, 12, 36, 64, 80, 128, 136, 256};
+    struct prng prng = {17};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        const struct kernels *kernels = backend(b);
+        for (uint32_t round = 0; kernels != NULL && round < 60; round++) {
+            uint32_t tokens = 1 + prng_below(&prng, 70);
+            uint32_t length = 1 + prng_below(&prng, 150);
+            uint32_t kv_heads = 1 + prng_below(&prng, 2);
+            uint32_t heads = kv_heads * (1 + prng_below(&prng, 6));
+            uint32_t dim = dims[round / 2 % 9];
+            size_t size = (size_t)heads * dim;
+            size_t stride = size + 5;
+            float *q = draw_many(&prng, tokens * stride);
+            float *apart = take(tokens * stride * sizeof(float));
+            float *together = take(tokens * stride * sizeof(float));
+            struct paged p = paged_make(round, q, together, length + tokens - 1, 16, heads,
+                                        kv_heads, dim, weight_dtypes[round % 2], &prng);
+            p.args.length = length;
+            p.args.tokens = tokens;
+            p.args.q_stride = stride;
+            p.args.out_stride = stride;
+            kernels->attention(&p.args, 0, kv_heads);
+            p.args.tokens = 1;
+            for (uint32_t i = 0; i < tokens; i++) {
+                p.args.q = q + i * stride;
+                p.args.out = apart + i * stride;
+                p.args.length = length + i;
+                kernels->attention(&p.args, 0, kv_heads);
+            }
+            assert_memory_equal(together, apart, tokens * stride * sizeof(float));
+            /* What a later neighbour alone may see does not reach the earlier ones. */
+            uint32_t last = length + tokens - 2;
+            memset(p.pool + p.pages[last / 16] * p.args.page_bytes + p.args.v_offset +
+                       last % 16 * p.args.row_bytes,
+                   0xff, p.args.row_bytes);
+            p.args.q = q;
+            p.args.out = together;
+            p.args.length = length;
+            p.args.tokens = tokens;
+            kernels->attention(&p.args, 0, kv_heads);
+            assert_memory_equal(together, apart, (tokens - 1) * stride * sizeof(float));
+            assert_true(isnan(together[(tokens - 1) * stride]));
+            paged_free(&p);
+            free(q);
+            free(apart);
+            free(together);
         }
     }
 }
@@ -859,6 +912,7 @@ int main(void) {
         cmocka_unit_test(test_every_16_bit_float_widens_exactly_and_bf16_comes_back),
         cmocka_unit_test(test_attention_of_any_shape_matches_double_softmax_and_reads_no_other_row),
         cmocka_unit_test(test_attention_has_the_same_bits_behind_every_page_map_and_head_range),
+        cmocka_unit_test(test_attention_of_neighbours_has_the_bits_of_each_alone),
         cmocka_unit_test(test_attention_over_a_poisoned_row_is_nan),
         cmocka_unit_test(test_backends_of_one_numerics_give_the_same_bits),
         cmocka_unit_test(test_whole_numbers_stand_for_values_within_half_a_step),
