@@ -34,9 +34,12 @@ enum kernels_dtype {
  * bytes that hold the number plus 128. */
 #define KERNELS_GROUP_BYTES (KERNELS_PANEL * 4 + KERNELS_PANEL * KERNELS_GROUP)
 
-/* A matrix [rows, cols] packed into panels of 16 rows: for each panel, for each column k, 16 values
- * (F32 in order; BF16 as eight pairs (j, j + 8)). I8: for each panel, its groups in order. The rows
- * of the last panel are padded with zeros. */
+/* Columns of BF16 weights come in whole blocks of this many, zeros behind the last. */
+#define KERNELS_HALVES 32u
+
+/* A matrix [rows, cols] packed into panels of 16 rows. F32: for each panel, for each column, 16
+ * values. BF16: for each panel, for each two columns, 16 pairs of values. I8: for each panel, its
+ * groups in order. The rows of the last panel are padded with zeros. */
 struct kernels_weights {
     enum kernels_dtype dtype; /* F32, BF16 or I8 */
     uint32_t rows;
@@ -46,6 +49,11 @@ struct kernels_weights {
 
 static inline uint32_t kernels_panels(uint32_t rows) {
     return (rows + KERNELS_PANEL - 1) / KERNELS_PANEL;
+}
+
+/* Columns of BF16 weights with their padding. */
+static inline uint32_t kernels_halves(uint32_t cols) {
+    return (cols + KERNELS_HALVES - 1) / KERNELS_HALVES * KERNELS_HALVES;
 }
 
 static inline uint32_t kernels_groups(uint32_t cols) {

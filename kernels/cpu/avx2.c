@@ -75,17 +75,56 @@ INLINE float exp_one(float x) {
 
 /* ---- matrix product ---- */
 
+/* A panel's column in F32, or two of them in BF16. */
+#define COLUMN_BYTES ((size_t)KERNELS_PANEL * 4)
+
+/* One column of weights meets value k of each row; of a pair in BF16 the first or the second. */
+INLINE void column(const unsigned char *w, size_t w_stride, const float *const *x, size_t k,
+                   __m256 (*low)[4], __m256 (*high)[4], const uint32_t rows, const uint32_t panels,
+                   const bool is_bf16, const bool is_second) {
+    __m256 w_low[4];
+    __m256 w_high[4];
+#pragma GCC unroll 4
+    for (uint32_t p = 0; p < panels; p++) {
+        const unsigned char *at = w + p * w_stride;
+        if (!is_second) {
+            _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
+        }
+        const __m256i *pairs = (const __m256i *)(const void *)at;
+        if (!is_bf16) {
+            w_low[p] = _mm256_load_ps((const float *)(const void *)at);
+            w_high[p] = _mm256_load_ps((const float *)(const void *)at + 8);
+        } else if (is_second) {
+            const __m256i upper = _mm256_set1_epi32((int32_t)0xffff0000u);
+            w_low[p] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(pairs), upper));
+            w_high[p] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(pairs + 1), upper));
+        } else {
+            w_low[p] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(pairs), 16));
+            w_high[p] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(pairs + 1), 16));
+        }
+    }
+#pragma GCC unroll 6
+    for (uint32_t i = 0; i < rows; i++) {
+        __m256 value = _mm256_broadcast_ss(x[i] + k);
+#pragma GCC unroll 4
+        for (uint32_t p = 0; p < panels; p++) {
+            low[i][p] = _mm256_fmadd_ps(w_low[p], value, low[i][p]);
+            high[i][p] = _mm256_fmadd_ps(w_high[p], value, high[i][p]);
+        }
+    }
+}
+
 /* `rows` rows times `panels` neighbouring panels, columns [first, first + count): one chain per
  * element. All of rows, panels and is_bf16 are constants after inlining. */
 INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, uint32_t first,
                  uint32_t count, const uint32_t rows, const uint32_t panels, const bool is_bf16) {
     __m256 low[TILE_ROWS][4];
     __m256 high[TILE_ROWS][4];
-    size_t cols = gemm->weights->cols;
-    size_t size = is_bf16 ? 2 : 4;
-    const unsigned char *w = (const unsigned char *)gemm->weights->data +
-                             ((size_t)panel * cols + first) * KERNELS_PANEL * size;
-    size_t w_stride = cols * KERNELS_PANEL * size;
+    /* What one step of k takes: a column in F32, two in BF16. */
+    const size_t step = is_bf16 ? 2 : 1;
+    size_t w_stride = panel_bytes(gemm->weights);
+    const unsigned char *w =
+        (const unsigned char *)gemm->weights->data + panel * w_stride + first / step * COLUMN_BYTES;
     const float *x[TILE_ROWS];
     float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
 #pragma GCC unroll 6
@@ -100,33 +139,19 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
             high[i][p] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(cell + 8);
         }
     }
+    size_t steps = is_bf16 ? count / 2 : count;
 #pragma GCC unroll 2
-    for (size_t k = 0; k < count; k++) {
-        __m256 w_low[4];
-        __m256 w_high[4];
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < panels; p++) {
-            const unsigned char *at = w + p * w_stride + k * KERNELS_PANEL * size;
-            _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
-            if (is_bf16) {
-                __m256i pairs = _mm256_load_si256((const __m256i *)(const void *)at);
-                w_low[p] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-                w_high[p] = _mm256_castsi256_ps(
-                    _mm256_and_si256(pairs, _mm256_set1_epi32((int32_t)0xffff0000u)));
-            } else {
-                w_low[p] = _mm256_load_ps((const float *)(const void *)at);
-                w_high[p] = _mm256_load_ps((const float *)(const void *)at + 8);
-            }
+    for (size_t k = 0; k < steps; k++) {
+        column(w + k * COLUMN_BYTES, w_stride, x, k * step, low, high, rows, panels, is_bf16,
+               false);
+        if (is_bf16) {
+            column(w + k * COLUMN_BYTES, w_stride, x, k * 2 + 1, low, high, rows, panels, true,
+                   true);
         }
-#pragma GCC unroll 6
-        for (uint32_t i = 0; i < rows; i++) {
-            __m256 value = _mm256_broadcast_ss(x[i] + k);
-#pragma GCC unroll 4
-            for (uint32_t p = 0; p < panels; p++) {
-                low[i][p] = _mm256_fmadd_ps(w_low[p], value, low[i][p]);
-                high[i][p] = _mm256_fmadd_ps(w_high[p], value, high[i][p]);
-            }
-        }
+    }
+    if (is_bf16 && count % 2 != 0) {
+        column(w + steps * COLUMN_BYTES, w_stride, x, count - 1, low, high, rows, panels, true,
+               false);
     }
 #pragma GCC unroll 6
     for (uint32_t i = 0; i < rows; i++) {

@@ -21,27 +21,48 @@
 
 /* ---- matrix product ---- */
 
-/* A BF16 panel's column is 16 halves in the order 0, 8, 1, 9, ...: its lanes, where value j lies,
- * and the way back. */
-INLINE __m512 bf16_to_order(__m512 lanes) {
-    return _mm512_permutexvar_ps(
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15), lanes);
-}
-INLINE __m512 bf16_from_order(__m512 values) {
-    return _mm512_permutexvar_ps(
-        _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15), values);
+/* A panel's column in F32, or two of them in BF16. */
+#define COLUMN_BYTES ((size_t)KERNELS_PANEL * 4)
+
+/* One column of weights meets value k of each row; of a pair in BF16 the first or the second. */
+INLINE void column(const unsigned char *w, size_t w_stride, const float *const *x, size_t k,
+                   __m512 (*sum)[8], const uint32_t rows, const uint32_t panels, const bool is_bf16,
+                   const bool is_second) {
+    __m512 weight[8];
+#pragma GCC unroll 8
+    for (uint32_t p = 0; p < panels; p++) {
+        const unsigned char *at = w + p * w_stride;
+        if (!is_second) {
+            _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
+        }
+        if (!is_bf16) {
+            weight[p] = _mm512_load_ps((const float *)(const void *)at);
+            continue;
+        }
+        __m512i pairs = _mm512_load_si512(at);
+        pairs = is_second ? _mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xffff0000u))
+                          : _mm512_slli_epi32(pairs, 16);
+        weight[p] = _mm512_castsi512_ps(pairs);
+    }
+#pragma GCC unroll 12
+    for (uint32_t i = 0; i < rows; i++) {
+        __m512 value = _mm512_set1_ps(x[i][k]);
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            sum[i][p] = _mm512_fmadd_ps(weight[p], value, sum[i][p]);
+        }
+    }
 }
 
-/* `rows` rows times `panels` neighbouring panels, columns [first, first + count): one chain per
- * element. All of rows, panels and is_bf16 are constants after inlining. */
+/* `rows` rows times `panels` neighbouring panels, columns [first, first + count), first even: one
+ * chain per element. All of rows, panels and is_bf16 are constants after inlining. */
 INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, uint32_t first,
                  uint32_t count, const uint32_t rows, const uint32_t panels, const bool is_bf16) {
     __m512 sum[TILE_ROWS][8];
-    size_t cols = gemm->weights->cols;
-    size_t size = is_bf16 ? 2 : 4;
-    const unsigned char *w = (const unsigned char *)gemm->weights->data +
-                             ((size_t)panel * cols + first) * KERNELS_PANEL * size;
-    size_t w_stride = cols * KERNELS_PANEL * size;
+    const size_t step = is_bf16 ? 2 : 1;
+    size_t w_stride = panel_bytes(gemm->weights);
+    const unsigned char *w =
+        (const unsigned char *)gemm->weights->data + panel * w_stride + first / step * COLUMN_BYTES;
     const float *x[TILE_ROWS];
     float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
 #pragma GCC unroll 12
@@ -50,46 +71,27 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
         __asm__("" : "+r"(x[i])); /* as in avx2.c: no address arithmetic between the products */
 #pragma GCC unroll 8
         for (uint32_t p = 0; p < panels; p++) {
-            if (first == 0) {
-                sum[i][p] = _mm512_setzero_ps();
-            } else {
-                __m512 old = _mm512_loadu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL);
-                sum[i][p] = is_bf16 ? bf16_from_order(old) : old;
-            }
+            sum[i][p] = first == 0
+                            ? _mm512_setzero_ps()
+                            : _mm512_loadu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL);
         }
     }
+    size_t steps = is_bf16 ? count / 2 : count;
 #pragma GCC unroll 2
-    for (size_t k = 0; k < count; k++) {
-        __m512 weight[8];
-#pragma GCC unroll 8
-        for (uint32_t p = 0; p < panels; p++) {
-            const unsigned char *at = w + p * w_stride + k * KERNELS_PANEL * size;
-            if (!is_bf16 || k % 2 == 0) {
-                _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
-            }
-            if (is_bf16) {
-                __m256i halves = _mm256_load_si256((const __m256i *)(const void *)at);
-                weight[p] =
-                    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-            } else {
-                weight[p] = _mm512_load_ps((const float *)(const void *)at);
-            }
+    for (size_t k = 0; k < steps; k++) {
+        column(w + k * COLUMN_BYTES, w_stride, x, k * step, sum, rows, panels, is_bf16, false);
+        if (is_bf16) {
+            column(w + k * COLUMN_BYTES, w_stride, x, k * 2 + 1, sum, rows, panels, true, true);
         }
-#pragma GCC unroll 12
-        for (uint32_t i = 0; i < rows; i++) {
-            __m512 value = _mm512_set1_ps(x[i][k]);
-#pragma GCC unroll 8
-            for (uint32_t p = 0; p < panels; p++) {
-                sum[i][p] = _mm512_fmadd_ps(weight[p], value, sum[i][p]);
-            }
-        }
+    }
+    if (is_bf16 && count % 2 != 0) {
+        column(w + steps * COLUMN_BYTES, w_stride, x, count - 1, sum, rows, panels, true, false);
     }
 #pragma GCC unroll 12
     for (uint32_t i = 0; i < rows; i++) {
 #pragma GCC unroll 8
         for (uint32_t p = 0; p < panels; p++) {
-            _mm512_storeu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL,
-                             is_bf16 ? bf16_to_order(sum[i][p]) : sum[i][p]);
+            _mm512_storeu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL, sum[i][p]);
         }
     }
 }

@@ -9,16 +9,19 @@ uint64_t kernels_weights_bytes(enum kernels_dtype dtype, uint32_t rows, uint32_t
     if (dtype == KERNELS_I8) {
         return (uint64_t)kernels_panels(rows) * kernels_groups(cols) * KERNELS_GROUP_BYTES;
     }
-    return (uint64_t)kernels_panels(rows) * KERNELS_PANEL * cols * kernels_dtype_bytes(dtype);
+    uint32_t width = dtype == KERNELS_BF16 ? kernels_halves(cols) : cols;
+    return (uint64_t)kernels_panels(rows) * KERNELS_PANEL * width * kernels_dtype_bytes(dtype);
 }
 
-/* Where value j of a panel's column lies among the 16: BF16 pairs (j, j + 8) share a 32-bit word,
- * so that eight words widen to two registers with one shift and one mask. */
-static uint32_t pack_slot(enum kernels_dtype dtype, uint32_t j) {
-    if (dtype == KERNELS_F32) {
-        return j;
+/* Which value of the packed data, F32 or BF16, a row and column is. */
+static size_t pack_slot(const struct kernels_weights *weights, uint32_t row, uint32_t k) {
+    size_t panel = row / KERNELS_PANEL;
+    uint32_t j = row % KERNELS_PANEL;
+    if (weights->dtype == KERNELS_F32) {
+        return (panel * weights->cols + k) * KERNELS_PANEL + j;
     }
-    return j < 8 ? j * 2 : (j - 8) * 2 + 1;
+    size_t pair = panel * kernels_halves(weights->cols) / 2 + k / 2;
+    return (pair * KERNELS_PANEL + j) * 2 + k % 2;
 }
 
 static float pack_read(const unsigned char *source, enum kernels_dtype dtype) {
@@ -85,13 +88,11 @@ void kernels_weights_pack(struct kernels_weights *weights, uint32_t row_first, c
         uint32_t in_panel = target % KERNELS_PANEL;
         uint32_t take = KERNELS_PANEL - in_panel;
         take = take < row_count - row ? take : row_count - row;
-        size_t panel = (size_t)(target / KERNELS_PANEL) * cols * KERNELS_PANEL;
         const unsigned char *rows = from + (size_t)row * cols * size;
         for (uint32_t k = 0; k < cols; k++) {
             for (uint32_t j = 0; j < take; j++) {
                 const unsigned char *cell = rows + ((size_t)j * cols + k) * size;
-                size_t slot =
-                    panel + (size_t)k * KERNELS_PANEL + pack_slot(weights->dtype, in_panel + j);
+                size_t slot = pack_slot(weights, target + j, k);
                 if (weights->dtype == KERNELS_F32) {
                     ((float *)weights->data)[slot] = pack_read(cell, source_dtype);
                 } else {
@@ -116,11 +117,8 @@ void kernels_weights_row(const struct kernels_weights *weights, uint32_t row, fl
         return;
     }
     uint32_t size = kernels_dtype_bytes(weights->dtype);
-    const unsigned char *from = (const unsigned char *)weights->data +
-                                ((size_t)(row / KERNELS_PANEL) * cols * KERNELS_PANEL +
-                                 pack_slot(weights->dtype, row % KERNELS_PANEL)) *
-                                    size;
+    const unsigned char *data = weights->data;
     for (uint32_t k = 0; k < cols; k++) {
-        to[k] = pack_read(from + (size_t)k * KERNELS_PANEL * size, weights->dtype);
+        to[k] = pack_read(data + pack_slot(weights, row, k) * size, weights->dtype);
     }
 }

@@ -36,15 +36,15 @@ static float plain_exp(float x) {
 
 static void widen_column(float *to, const struct kernels_weights *weights, size_t panel,
                          uint32_t k) {
-    size_t first = (panel * weights->cols + k) * KERNELS_PANEL;
     if (weights->dtype == KERNELS_F32) {
+        size_t first = (panel * weights->cols + k) * KERNELS_PANEL;
         memcpy(to, (const float *)weights->data + first, KERNELS_PANEL * sizeof(float));
         return;
     }
-    const uint16_t *pairs = (const uint16_t *)weights->data + first;
-    for (uint32_t j = 0; j < 8; j++) {
-        to[j] = convert_from_bf16(pairs[j * 2]);
-        to[j + 8] = convert_from_bf16(pairs[j * 2 + 1]);
+    size_t pair = panel * kernels_halves(weights->cols) / 2 + k / 2;
+    const uint16_t *pairs = (const uint16_t *)weights->data + pair * KERNELS_PANEL * 2;
+    for (uint32_t j = 0; j < KERNELS_PANEL; j++) {
+        to[j] = convert_from_bf16(pairs[j * 2 + k % 2]);
     }
 }
 

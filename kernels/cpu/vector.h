@@ -25,6 +25,14 @@ INLINE float largest_lane(__m256 v) {
     half = _mm_max_ss(half, _mm_movehdup_ps(half));
     return _mm_cvtss_f32(half);
 }
+
+/* Bytes of a panel of F32 or BF16 weights. */
+INLINE size_t panel_bytes(const struct kernels_weights *weights) {
+    return weights->dtype == KERNELS_F32
+               ? (size_t)weights->cols * KERNELS_PANEL * sizeof(float)
+               : (size_t)kernels_halves(weights->cols) * KERNELS_PANEL * sizeof(uint16_t);
+}
+
 struct rows {
     const unsigned char *k[KERNELS_ATTENTION_BLOCK];
     const unsigned char *v[KERNELS_ATTENTION_BLOCK];
