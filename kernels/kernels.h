@@ -4,9 +4,9 @@
  * range, batch, tile or thread it is computed in. So matrix products run over k from 0 upwards in
  * one chain for each element, and attention is cut into blocks of KERNELS_ATTENTION_BLOCK tokens at
  * absolute positions, merged in order. Ranges (panels, heads, rows) let threads share one call.
- * The CPU backends, "c" (the oracle), "avx2" and "avx512", take the same packed weights, and the
- * last two give the same bits. All entries are present in every CPU table. Nothing here allocates,
- * blocks or fails. */
+ * The CPU backends, "c" (the oracle), "avx2", "avx512" and "amx", take the same packed weights; the
+ * last three give the same bits, but for products of "amx" with BF16 weights. All entries but
+ * `round` are present in every CPU table. Nothing here allocates, blocks or fails. */
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
 
@@ -79,6 +79,9 @@ struct kernels_gemm {
     size_t y_stride;
     uint32_t count;               /* any, also 0 */
     struct kernels_quants quants; /* only read, and only with I8 weights */
+    /* [count, kernels_halves(cols)]: x as `round` writes it; only read with BF16 weights by a
+     * backend that has `round`, which does not read x then. */
+    const uint16_t *halves;
 };
 
 /* Attention of neighbouring tokens of one sequence over its paged KV rows: token i over
@@ -106,10 +109,15 @@ struct kernels_attention {
 
 struct kernels {
     const char *name;
-    const char *numerics; /* backends that share it give the same bits */
+    const char *numerics;      /* backends that share it give the same bits */
+    const char *bf16_numerics; /* the same for models with BF16 weights */
 
     /* Computes the outputs of panels [panel_first, panel_end) in all rows. */
     void (*gemm)(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end);
+
+    /* Writes to[kernels_halves(cols)] from x[cols]: the nearest BF16 values, ties to even, NaN
+     * stays NaN, zeros behind. NULL where products with BF16 weights take x as it is. */
+    void (*round)(uint16_t *to, const float *x, uint32_t cols);
 
     /* Writes row `row` of `to` from x[cols]. A group's scale is its largest magnitude / 127;
      * numbers are rounded to nearest, ties to even. A group with a value that is not finite gets
@@ -143,8 +151,9 @@ struct kernels {
                       uint32_t kv_head_end);
 };
 
-/* "c", "avx2", "avx512", or NULL for the best this CPU can run. NULL if unknown or not supported by
- * the CPU. The tables are static: the pointer lives for ever. Any thread. */
+/* "c", "avx2", "avx512", "amx", or NULL for the best this CPU can run. NULL if unknown or not
+ * supported by the CPU, or by the system, which is asked to let this process use matrix tiles. The
+ * tables are static: the pointer lives for ever. Any thread. */
 const struct kernels *kernels_select(const char *name);
 
 /* Bytes of packed data for a matrix; dtype F32, BF16 or I8. */

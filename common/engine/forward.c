@@ -45,8 +45,10 @@ struct forward {
     float *gate_up;   /* [tokens_max, ffn_stride] */
     float *cosine;    /* [tokens_max, head_dim / 2] */
     float *sine;
-    float *logits;                /* [rows_max, vocab_stride] */
-    struct kernels_quants quants; /* [tokens_max] rows of the widest input; only for I8 weights */
+    float *logits; /* [rows_max, vocab_stride] */
+    /* Rows as the next product wants them, at most tokens_max (rows_max) of the widest input. */
+    struct kernels_quants quants; /* only for I8 weights */
+    uint16_t *halves;             /* only for BF16 weights that meet rounded rows */
     size_t qkv_stride;
     size_t q_stride;
     size_t hidden_stride;
@@ -110,10 +112,15 @@ struct forward *forward_create(const struct forward_config *config) {
     forward->cosine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
     forward->sine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
     forward->logits = buffer_take(config->rows_max, forward->vocab_stride, sizeof(float));
-    if (config->model->weights == MODEL_WEIGHTS_INT8) {
-        uint32_t widest = shape->hidden > shape->ffn ? shape->hidden : shape->ffn;
-        uint32_t groups = kernels_groups(widest > q_width ? widest : q_width);
-        size_t rows = tokens > config->rows_max ? tokens : config->rows_max;
+    enum kernels_dtype dtype = config->model->embedding.dtype;
+    uint32_t widest = shape->hidden > shape->ffn ? shape->hidden : shape->ffn;
+    widest = widest > q_width ? widest : q_width;
+    size_t rows = tokens > config->rows_max ? tokens : config->rows_max;
+    if (dtype == KERNELS_BF16 && forward->kernels->round != NULL) {
+        forward->halves = buffer_take(rows, kernels_halves(widest), sizeof(uint16_t));
+    }
+    if (dtype == KERNELS_I8) {
+        uint32_t groups = kernels_groups(widest);
         forward->quants.numbers = buffer_take(rows, groups, KERNELS_GROUP);
         forward->quants.scales = buffer_take(rows, groups, sizeof(float));
         forward->quants.offsets = buffer_take(rows, groups, sizeof(int32_t));
@@ -138,6 +145,7 @@ void forward_destroy(struct forward *forward) {
     free(forward->cosine);
     free(forward->sine);
     free(forward->logits);
+    free(forward->halves);
     free(forward->quants.numbers);
     free(forward->quants.scales);
     free(forward->quants.offsets);
@@ -153,8 +161,9 @@ struct loop {
     uint32_t layer_index;
     uint32_t part_tokens; /* tokens per part, for loops over tokens */
     struct kernels_gemm gemm;
-    uint32_t part_panels; /* panels per part, for products */
-    const float *norm;    /* weights of the norm that follows an add */
+    uint32_t part_panels;               /* panels per part, for products */
+    const float *norm;                  /* weights of the norm that follows an add */
+    const struct kernels_weights *next; /* of the product that the rows are made for */
 };
 
 static uint32_t ceil_div(uint32_t count, uint32_t by) {
@@ -182,17 +191,18 @@ static void gemm_part(void *context, uint32_t part, uint32_t worker) {
     loop->forward->kernels->gemm(&loop->gemm, first, end);
 }
 
-static void quantize_part(void *context, uint32_t part, uint32_t worker) {
-    (void)worker;
-    struct loop *loop = context;
-    const struct kernels_gemm *gemm = &loop->gemm;
-    uint32_t end = (part + 1) * loop->part_tokens;
-    for (uint32_t n = part * loop->part_tokens; n < end && n < gemm->count; n++) {
-        loop->forward->kernels->quantize(&gemm->quants, n, gemm->x + n * gemm->x_stride,
-                                         gemm->weights->cols);
+/* x becomes row n of what a product with these weights reads, where that is not x itself. */
+static void row_prepare(const struct forward *forward, const struct kernels_weights *weights,
+                        uint32_t n, const float *x) {
+    if (weights->dtype == KERNELS_I8) {
+        forward->kernels->quantize(&forward->quants, n, x, weights->cols);
+    } else if (weights->dtype == KERNELS_BF16 && forward->kernels->round != NULL) {
+        forward->kernels->round(forward->halves + (size_t)n * kernels_halves(weights->cols), x,
+                                weights->cols);
     }
 }
 
+/* The rows are prepared by whoever made them, while they are in the cache. */
 static void gemm_run(struct loop *loop, const struct kernels_weights *weights, const float *x,
                      size_t x_stride, float *y, size_t y_stride, uint32_t count) {
     loop->gemm = (struct kernels_gemm){.weights = weights,
@@ -201,12 +211,8 @@ static void gemm_run(struct loop *loop, const struct kernels_weights *weights, c
                                        .y = y,
                                        .y_stride = y_stride,
                                        .count = count,
-                                       .quants = loop->forward->quants};
-    if (weights->dtype == KERNELS_I8 && count > 0) {
-        loop->part_tokens = part_size(loop->forward, count);
-        team_run(loop->forward->config.team, ceil_div(count, loop->part_tokens), quantize_part,
-                 loop);
-    }
+                                       .quants = loop->forward->quants,
+                                       .halves = loop->forward->halves};
     uint32_t panels = kernels_panels(weights->rows);
     loop->part_panels = ceil_div(part_size(loop->forward, panels), 4) * 4; /* whole tiles */
     team_run(loop->forward->config.team, ceil_div(panels, loop->part_panels), gemm_part, loop);
@@ -236,8 +242,9 @@ static void begin_part(void *context, uint32_t part, uint32_t worker) {
             forward->cosine[(size_t)n * half + i] = (float)cos(angle);
             forward->sine[(size_t)n * half + i] = (float)sin(angle);
         }
-        forward->kernels->rms_norm(forward->normed + n * forward->hidden_stride, x, loop->norm,
-                                   hidden, model->config.norm_epsilon);
+        float *normed = forward->normed + n * forward->hidden_stride;
+        forward->kernels->rms_norm(normed, x, loop->norm, hidden, model->config.norm_epsilon);
+        row_prepare(forward, loop->next, n, normed);
     }
 }
 
@@ -325,6 +332,16 @@ static void attention_part(void *context, uint32_t part, uint32_t worker) {
     forward->kernels->attention(&attention, head, is_whole ? shape->kv_heads : head + 1);
 }
 
+/* Attention's rows come together from several parts, so they are prepared on their own. */
+static void mixed_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+        row_prepare(forward, loop->next, n, forward->mixed + n * forward->q_stride);
+    }
+}
+
 /* x += projected, then the next norm. */
 static void add_norm_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
@@ -334,8 +351,9 @@ static void add_norm_part(void *context, uint32_t part, uint32_t worker) {
     for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
         float *x = forward->x + n * forward->hidden_stride;
         forward->kernels->add(x, forward->projected + n * forward->hidden_stride, shape->hidden);
-        forward->kernels->rms_norm(forward->normed + n * forward->hidden_stride, x, loop->norm,
-                                   shape->hidden, shape->norm_epsilon);
+        float *normed = forward->normed + n * forward->hidden_stride;
+        forward->kernels->rms_norm(normed, x, loop->norm, shape->hidden, shape->norm_epsilon);
+        row_prepare(forward, loop->next, n, normed);
     }
 }
 
@@ -348,6 +366,7 @@ static void silu_part(void *context, uint32_t part, uint32_t worker) {
     for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
         float *gate = forward->gate_up + n * forward->ffn_stride;
         forward->kernels->silu_mul(gate, gate, gate + ffn, ffn);
+        row_prepare(forward, loop->next, n, gate);
     }
 }
 
@@ -364,8 +383,9 @@ static void rows_narrow(struct forward *forward) {
     forward->row_count = forward->sampled_count;
 }
 
-static void layer_run(struct loop *loop, const float *next_norm, forward_on_layer on_layer,
-                      void *context) {
+/* following: NULL after the last layer. */
+static void layer_run(struct loop *loop, const struct model_layer *following,
+                      forward_on_layer on_layer, void *context) {
     struct forward *forward = loop->forward;
     const struct model_layer *layer = loop->layer;
     const struct model_config *shape = &forward->config.model->config;
@@ -374,7 +394,7 @@ static void layer_run(struct loop *loop, const float *next_norm, forward_on_laye
              forward->qkv_stride, forward->row_count);
     tokens_run(loop, store_part);
     on_layer(context, loop->layer_index);
-    if (next_norm == NULL) {
+    if (following == NULL) {
         rows_narrow(forward);
     }
     uint32_t count = forward->row_count;
@@ -383,16 +403,24 @@ static void layer_run(struct loop *loop, const float *next_norm, forward_on_laye
     }
     uint32_t heads_apart = team_threads(team) == 1 ? 1 : shape->kv_heads;
     team_run(team, forward->tile_count * heads_apart, attention_part, loop);
+    if (layer->output.dtype == KERNELS_I8 || forward->halves != NULL) {
+        loop->next = &layer->output;
+        tokens_run(loop, mixed_part);
+    }
     gemm_run(loop, &layer->output, forward->mixed, forward->q_stride, forward->projected,
              forward->hidden_stride, count);
     loop->norm = layer->ffn_norm;
+    loop->next = &layer->gate_up;
     tokens_run(loop, add_norm_part);
     gemm_run(loop, &layer->gate_up, forward->normed, forward->hidden_stride, forward->gate_up,
              forward->ffn_stride, count);
+    loop->next = &layer->down;
     tokens_run(loop, silu_part);
     gemm_run(loop, &layer->down, forward->gate_up, forward->ffn_stride, forward->projected,
              forward->hidden_stride, count);
-    loop->norm = next_norm == NULL ? forward->config.model->final_norm : next_norm;
+    const struct model *model = forward->config.model;
+    loop->norm = following == NULL ? model->final_norm : following->attention_norm;
+    loop->next = following == NULL ? &model->head : &following->qkv;
     tokens_run(loop, add_norm_part);
 }
 
@@ -437,13 +465,14 @@ void forward_run(struct forward *forward, const struct forward_input *input,
     team_set_alone(forward->config.team,
                    (uint64_t)forward->token_count * model->info.parameter_count <
                        forward->config.alone_below);
-    struct loop loop = {.forward = forward, .norm = model->layers[0].attention_norm};
+    struct loop loop = {
+        .forward = forward, .norm = model->layers[0].attention_norm, .next = &model->layers[0].qkv};
     tokens_run(&loop, begin_part);
     for (uint32_t i = 0; i < shape->layers; i++) {
         bool is_last = i + 1 == shape->layers;
         loop.layer = &model->layers[i];
         loop.layer_index = i;
-        layer_run(&loop, is_last ? NULL : model->layers[i + 1].attention_norm, on_layer, context);
+        layer_run(&loop, is_last ? NULL : &model->layers[i + 1], on_layer, context);
     }
     gemm_run(&loop, &model->head, forward->normed, forward->hidden_stride, forward->logits,
              forward->vocab_stride, forward->sampled_count);

@@ -471,9 +471,10 @@ static void info_make(struct model *model, enum kernels_dtype source, const char
     text_copy(info->architecture, sizeof(info->architecture), config->architecture);
     const char *dtype = source == KERNELS_F32 ? "f32" : source == KERNELS_F16 ? "f16" : "bf16";
     const char *rounded = model->weights == MODEL_WEIGHTS_INT8 ? "int8-" : "";
-    (void)snprintf(info->numerics, sizeof(info->numerics), "%s%s/%s/%u", rounded, dtype,
-                   model->accelerator != NULL ? model->accelerator->info.numerics
-                                              : model->kernels->numerics,
+    const char *numerics = model->accelerator != NULL ? model->accelerator->info.numerics
+                           : model->embedding.dtype == KERNELS_BF16 ? model->kernels->bf16_numerics
+                                                                    : model->kernels->numerics;
+    (void)snprintf(info->numerics, sizeof(info->numerics), "%s%s/%s/%u", rounded, dtype, numerics,
                    KERNELS_VERSION);
     info->vocab_count = config->vocab;
     info->context_tokens = config->context_tokens;

@@ -605,6 +605,7 @@ static void avx2_attention(const struct kernels_attention *a, uint32_t kv_head_f
 const struct kernels kernels_avx2 = {
     .name = "avx2",
     .numerics = "avx2",
+    .bf16_numerics = "avx2",
     .gemm = avx2_gemm,
     .quantize = avx2_quantize,
     .rms_norm = avx2_rms_norm,

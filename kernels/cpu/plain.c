@@ -254,6 +254,7 @@ static void plain_attention(const struct kernels_attention *a, uint32_t kv_head_
 const struct kernels kernels_c = {
     .name = "c",
     .numerics = "c",
+    .bf16_numerics = "c",
     .gemm = plain_gemm,
     .quantize = plain_quantize,
     .rms_norm = plain_rms_norm,

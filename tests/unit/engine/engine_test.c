@@ -26,6 +26,9 @@
 /* A K or V that lies on a rounding border of BF16 may fall on the other side: one part in 256 of
  * one value. The recorded prompts keep the two best logits further apart. */
 #define BF16_TOLERANCE 2e-2
+/* A backend that rounds the activations too moves logits, which reach 8, by some hundredths; the
+ * reference's own library moves them by up to a tenth when it computes in BF16. */
+#define ROUNDED_TOLERANCE 8e-2
 
 #define TOP        5u
 #define TOP_TOKENS 16u
@@ -231,7 +234,9 @@ static void test_random_models_of_every_kind_answer_as_transformers_does(void **
         for (size_t i = 0; i < DRIVER_BACKENDS; i++) {
             struct model *model = driver_model(path, driver_backends[i]);
             if (model != NULL) {
-                check_golden(model, entries, models[m].tolerance);
+                bool is_rounded =
+                    models[m].tolerance == BF16_TOLERANCE && kernels_select(driver_backends[i])->round != NULL;
+                check_golden(model, entries, is_rounded ? ROUNDED_TOLERANCE : models[m].tolerance);
                 model_destroy(model);
             }
         }
