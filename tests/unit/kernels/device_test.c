@@ -511,6 +511,7 @@ static void check_attention(struct prng *prng, enum kernels_dtype dtype, uint32_
     for (uint32_t s = 0; s < SEQUENCES; s++) {
         struct kernels_attention attention = {.q = q + s * q_stride,
                                               .out = wanted + s * out_stride,
+                                              .tokens = 1,
                                               .base = pool.host,
                                               .page_bytes = pool.kv.page_bytes,
                                               .k_offset = pool.kv.k_offset,
