@@ -989,15 +989,18 @@ static void router_end(struct router_core *core, struct session *session,
         request_suspect(core, request); /* D may be the first to say so */
     }
     leg_end_decode(core, request); /* D has let go: no Abort */
-    bool is_ok = message->u.end.outcome == OUTCOME_OK;
+    /* An answer that is complete has a reason to end; whatever else a worker calls that is a
+     * failure of its own. */
+    enum finish finish = message->u.end.finish;
+    bool is_ok =
+        message->u.end.outcome == OUTCOME_OK && (finish == FINISH_STOP || finish == FINISH_LENGTH);
     if (is_ok) {
         /* A short answer is over before P has heard of the Commit and told us. */
         request->kv_bytes = message->u.end.kv_bytes;
         request_found(core, request, message->u.end.usage.cached_tokens);
     }
     if (is_ok && request->state != REQUEST_ADMITTING) {
-        request_done(core, request, CAUSE_DONE, message->u.end.finish, request_emitted(request),
-                     out);
+        request_done(core, request, CAUSE_DONE, finish, request_emitted(request), out);
     } else if (message->u.end.cause == CAUSE_DEADLINE) {
         request_late(core, request, out);
     } else if (message->u.end.cause == CAUSE_SHUTDOWN) {

@@ -1151,6 +1151,22 @@ static void test_a_busy_decode_worker_is_probed_by_one_request_at_a_time(void **
     bed_destroy(bed);
 }
 
+static void test_an_end_without_a_reason_is_another_attempt(void **state) {
+    (void)state;
+    const enum finish reasons[] = {FINISH_NONE, FINISH_ABORT, FINISH_ERROR};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct bed *bed = bed_in(STREAMING);
+        struct message end = {.kind = MESSAGE_END};
+        end.u.end.attempt = bed->attempt;
+        end.u.end.outcome = OUTCOME_OK;
+        end.u.end.cause = CAUSE_DONE;
+        end.u.end.finish = reasons[i];
+        bed_send(bed, &end, DECODE);
+        assert_string_equal(bed->text, "admit");
+        bed_destroy(bed);
+    }
+}
+
 /* --- several answers to one prompt --- */
 
 #define CHOICES 3u
@@ -2099,6 +2115,7 @@ int main(void) {
         cmocka_unit_test(test_a_worker_whose_address_answers_with_another_life_is_forgotten),
         cmocka_unit_test(test_an_unlisted_worker_is_forgotten_though_it_is_asked_in_vain),
         cmocka_unit_test(test_a_busy_decode_worker_is_probed_by_one_request_at_a_time),
+        cmocka_unit_test(test_an_end_without_a_reason_is_another_attempt),
         cmocka_unit_test(test_every_cell_of_the_table_of_choices),
         cmocka_unit_test(test_choices_have_seeds_of_their_own_and_one_usage),
         cmocka_unit_test(test_choices_go_where_the_prompt_is_though_another_worker_is_idle),
