@@ -36,6 +36,7 @@
 #define ALONE_STEPS  32u
 #define REPEATS      12
 #define MEAN_REPEATS 2
+#define MEAN_SECONDS 0.25 /* a tiny model is done before a neighbour has let go of the core */
 #define PAGES_ROW    33u
 #define READ_CHUNK   ((size_t)1 << 20)
 #define READ_WINDOW  ((size_t)64 << 20)
@@ -370,11 +371,12 @@ static double measure_best(struct bench *bench, uint32_t rows, uint32_t position
 /* Tokens per second of the prefill, after one that warms up. */
 static double mean_prefill(struct bench *bench) {
     double seconds = 0;
+    int repeats = 0;
     (void)step_run(bench, 1, 0, PREFILL);
-    for (int i = 0; i < MEAN_REPEATS; i++) {
+    for (; repeats < MEAN_REPEATS || seconds < MEAN_SECONDS; repeats++) {
         seconds += step_run(bench, 1, 0, PREFILL);
     }
-    return MEAN_REPEATS * (double)PREFILL / seconds;
+    return repeats * (double)PREFILL / seconds;
 }
 
 /* Tokens per second of decoding, by the clock from the first step's submission to the last's end.
@@ -383,15 +385,16 @@ static double mean_decode(struct bench *bench, uint32_t rows) {
     uint32_t first = rows == 1 ? 0 : BATCH_ROWS;
     uint32_t steps = rows == 1 ? ALONE_STEPS : BATCH_ROWS;
     (void)step_run(bench, rows, 0, rows == 1 ? 1 : BATCH_ROWS);
-    double best = 0;
-    for (int repeat = 0; repeat < MEAN_REPEATS; repeat++) {
+    double seconds = 0;
+    int repeats = 0;
+    for (; repeats < MEAN_REPEATS || seconds < MEAN_SECONDS; repeats++) {
         struct instant start = clock_now();
         for (uint32_t i = 0; i < steps; i++) {
             (void)step_run(bench, rows, first + i, 1);
         }
-        best += span_to_seconds(instant_since(clock_now(), start));
+        seconds += span_to_seconds(instant_since(clock_now(), start));
     }
-    return (double)MEAN_REPEATS * rows * steps / best;
+    return (double)repeats * rows * steps / seconds;
 }
 
 /* Processor seconds that all processes, and this one, have used. */
