@@ -54,6 +54,11 @@ static void add(struct sim_result *total, const struct sim_result *one) {
     total->commits += one->commits;
     total->local += one->local;
     total->retractions += one->retractions;
+    total->prompt_tokens += one->prompt_tokens;
+    total->hit_tokens += one->hit_tokens;
+    total->blocks_told += one->blocks_told;
+    total->blocks_walks += one->blocks_walks;
+    total->blocks_forgotten += one->blocks_forgotten;
     total->recomputed += one->recomputed;
     total->drained_ns = one->drained_ns > total->drained_ns ? one->drained_ns : total->drained_ns;
     for (uint32_t i = 0; i < FAULT_COUNT; i++) {
@@ -137,6 +142,12 @@ static void tell(const struct sim_result *total, uint64_t seeds, uint64_t failur
            (unsigned long long)total->choices, (unsigned long long)total->retractions,
            (unsigned long long)total->recomputed, (double)total->drained_ns / 1e9,
            (double)total->requests / elapsed, (double)total->events / elapsed);
+    printf("prefix cache: %llu of %llu tokens found at the end's workers; %llu blocks told, %llu "
+           "whole "
+           "indexes, %llu forgotten\n",
+           (unsigned long long)total->hit_tokens, (unsigned long long)total->prompt_tokens,
+           (unsigned long long)total->blocks_told, (unsigned long long)total->blocks_walks,
+           (unsigned long long)total->blocks_forgotten);
     uint64_t all = 0;
     for (uint32_t i = FAULT_CLIENT + 1; i < FAULT_COUNT; i++) {
         all += total->struck[i];

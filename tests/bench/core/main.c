@@ -1,6 +1,6 @@
 /* What the reaper's sweep costs each core, at 100, 1,000 and 10,000 live entries: the 50 ms tick
- * looks at every one. Beside it the full check of the ledger, which only tests run. See README.md.
- */
+ * looks at every one. Beside it the full check of the ledger, which only tests run. Then what it
+ * costs a router to place a long prompt. See README.md. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -279,6 +279,112 @@ static void measure(enum role role, uint32_t live) {
     free(bed);
 }
 
+/* --- placement --- */
+
+#define LONG_PROMPT 4096u
+#define PLACE_PAGE  16u
+
+/* A worker that has the whole of the prompt cached. */
+static void place_worker(struct bed *bed, uint32_t at, const uint64_t *blocks, uint32_t count) {
+    struct worker_info info = {.incarnation = {100 + at},
+                               .role = ROLE_DECODE,
+                               .layout = digest,
+                               .vocab = 1000,
+                               .context = 8192,
+                               .kv_tokens = 1u << 20,
+                               .page_tokens = PLACE_PAGE,
+                               .model = "m"};
+    (void)snprintf(info.address, ADDRESS_MAX, "d:%u", at);
+    struct event seen = {.kind = EVENT_WORKER_SEEN};
+    seen.u.worker_seen.info = &info;
+    bed_step(bed, &seen);
+    bed_hello(bed, 2 + 2 * at, ROLE_DECODE, 100 + at);
+    struct message cached = {.kind = MESSAGE_CACHED};
+    cached.u.cached.stored = blocks;
+    cached.u.cached.stored_count = count;
+    bed_mail(bed, 2 + 2 * at, &cached);
+}
+
+/* One request from its tokens to its Admit, and its end; the nanoseconds of the first. */
+static int64_t place_once(struct bed *bed, const uint32_t *tokens, uint64_t call) {
+    struct event open = {.kind = EVENT_CLIENT_OPEN};
+    open.u.client_open.call.v = call;
+    open.u.client_open.model = "m";
+    open.u.client_open.request_label = "";
+    open.u.client_open.session_label = "";
+    bed_step(bed, &open);
+    uint64_t request = bed->out.items[bed->out.count - 1].u.tokenize.request;
+    struct sampling sampling = {.top_k = -1, .top_p = 1.0f, .repetition_penalty = 1.0f};
+    struct event tokenized = {.kind = EVENT_TOKENIZED};
+    tokenized.u.tokenized.request = request;
+    tokenized.u.tokenized.detail = "";
+    tokenized.u.tokenized.tokens = tokens;
+    tokenized.u.tokenized.token_count = LONG_PROMPT;
+    tokenized.u.tokenized.max_tokens = NEW;
+    tokenized.u.tokenized.sampling = &sampling;
+    int64_t start = cpu_ns();
+    bed_step(bed, &tokenized);
+    int64_t took = cpu_ns() - start;
+    struct message rejected = {.kind = MESSAGE_REJECTED}; /* ends it without a word to D */
+    rejected.u.rejected.attempt = bed->out.items[bed->out.count - 1].u.message.u.admit.attempt;
+    rejected.u.rejected.cause = CAUSE_TOO_LARGE;
+    const struct router_core *core = bed->core;
+    bed_mail(bed, core->requests[pool_index(request)].decode_stream.v, &rejected);
+    struct event answered = {.kind = EVENT_ANSWERED};
+    answered.u.answered.request = request;
+    bed_step(bed, &answered);
+    return took;
+}
+
+static double place_cost_us(uint32_t workers, uint32_t blocks_max) {
+    static uint32_t tokens[LONG_PROMPT];
+    static uint64_t blocks[LONG_PROMPT / PLACE_PAGE];
+    uint32_t count = LONG_PROMPT / PLACE_PAGE;
+    uint64_t block = 0;
+    for (uint32_t i = 0; i < LONG_PROMPT; i++) {
+        tokens[i] = 3 + i % 500;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        block = block_next(block_key(digest), block, tokens + (uint64_t)i * PLACE_PAGE, PLACE_PAGE);
+        blocks[i] = block;
+    }
+    struct bed *bed = calloc(1, sizeof *bed);
+    CHECK(bed != NULL);
+    bed->role = ROLE_ROUTER;
+    bed->now = 1000000000;
+    struct router_config config = {.node = bed_node(ROLE_ROUTER),
+                                   .requests_max = 64,
+                                   .workers_max = 32,
+                                   .words_max = 64 * 8192,
+                                   .disaggregate_above = 100000,
+                                   .blocks_max = blocks_max,
+                                   .secret = {1, 2}};
+    bed_memory(bed, router_bytes(&config), sizeof(struct router_core));
+    router_init(bed->core, &config, bed->memory);
+    for (uint32_t i = 0; i < workers; i++) {
+        place_worker(bed, i, blocks, count);
+    }
+    int64_t best = INT64_MAX;
+    for (uint32_t i = 0; i < 2000; i++) {
+        int64_t took = place_once(bed, tokens, 1 + i);
+        best = took < best ? took : best;
+    }
+    free(bed->core);
+    free(bed->memory);
+    free(bed);
+    return (double)best / 1e3;
+}
+
+static void measure_placement(void) {
+    printf("\na prompt of %u tokens in pages of %u, from its tokens to its Admit, us\n",
+           LONG_PROMPT, PLACE_PAGE);
+    printf("%8s %14s %14s\n", "workers", "by load only", "all hold it");
+    for (uint32_t workers = 1; workers <= 16; workers *= 4) {
+        printf("%8u %14.1f %14.1f\n", workers, place_cost_us(workers, 0),
+               place_cost_us(workers, 524288));
+    }
+}
+
 int main(void) {
     static const enum role roles[] = {ROLE_ROUTER, ROLE_PREFILL, ROLE_DECODE};
     printf("%-8s %7s %11s %14s %15s\n", "core", "live", "sweep, us", "% of a core",
@@ -288,5 +394,6 @@ int main(void) {
             measure(roles[i], live);
         }
     }
+    measure_placement();
     return 0;
 }
