@@ -91,7 +91,8 @@ class Draw:
             sampling.logprobs = self.pick(0, 1, 5, 20)
 
     def request(self):
-        request = api.GenerateRequest(request_id=self.pick("", "r", "x" * 63), session_id=self.pick("", "s"))
+        request = api.GenerateRequest(request_id=self.pick("", "r", "x" * 63), session_id=self.pick("", "s"),
+                                      cache_salt=self.pick("", "", "", "mine"))
         self.prompt(request)
         request.max_tokens = self.pick(1, 2, 3, 8, 20, 20, 45)
         length = len(request.token_ids.ids) or 60
@@ -159,16 +160,16 @@ class Cached:
         self.page_tokens = page_tokens
         self.pages = set()
 
-    def expected(self, ids):
+    def expected(self, salt, ids):
         """Tokens of whole pages from the first on; the last token of a prompt is always computed."""
         count = 0
-        while count + self.page_tokens <= len(ids) - 1 and tuple(ids[:count + self.page_tokens]) in self.pages:
+        while count + self.page_tokens <= len(ids) - 1 and (salt, *ids[:count + self.page_tokens]) in self.pages:
             count += self.page_tokens
         return count
 
-    def keep(self, ids):
+    def keep(self, salt, ids):
         for end in range(self.page_tokens, len(ids) + 1, self.page_tokens):
-            self.pages.add(tuple(ids[:end]))
+            self.pages.add((salt, *ids[:end]))
 
 
 class Differential(Case):
@@ -265,16 +266,17 @@ class Differential(Case):
                 found, tokens = self.ask(request, "two", wanted.seed or None)
                 self.same(wanted, found, request, f"two legs, request {index}, {turn}")
                 if ids:
-                    expected = [cached.expected(ids)]
+                    expected = [cached.expected(request.cache_salt, ids)]
                     if self.traces["two"][-1].prefill_worker:
                         # What neither computed; a stop string may end the answer before that is known.
-                        expected = [max(expected[0], read.expected(ids))] + (expected if wanted.finish == "stop" else [])
-                        read.keep(ids[:-1])
+                        expected = [max(expected[0], read.expected(request.cache_salt, ids))] + (
+                            expected if wanted.finish == "stop" else [])
+                        read.keep(request.cache_salt, ids[:-1])
                     self.assertIn(tokens, expected, f"cached tokens, {turn}: {told(request)}")
                     hits += tokens > 0
                     # The last token that was generated has no KV.
                     for said in [wanted.ids] + [other[0] for other in wanted.others]:
-                        cached.keep((ids + said)[:-1])
+                        cached.keep(request.cache_salt, (ids + said)[:-1])
         moved = sum(trace.kv_bytes for trace in self.traces["two"])
         legs = collections.Counter(bool(trace.prefill_worker) for trace in self.traces["two"])
         print(f"{time.monotonic() - began:.1f} s: alone on two legs: {legs[True]} with a prefill worker, {legs[False]} "
