@@ -743,6 +743,7 @@ static void request_prefill(struct router_core *core, struct request *request,
     struct worker *worker = &core->workers[chosen.worker];
     struct session *session = &core->node.sessions[worker->session];
     request->prefill = chosen.worker;
+    core->stats.pairs_other_numerics += fleet_pair_has_numerics(worker, decode) ? 0 : 1;
     request->prefill_stream = session->stream;
     request->is_prefill_queued = false;
     worker->attempts++;

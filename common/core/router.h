@@ -185,6 +185,8 @@ struct router_stats {
     uint64_t resumes_failed;
     uint64_t
         resumes_other_numerics; /* placed on a worker that computes otherwise: tokens may differ */
+    uint64_t
+        pairs_other_numerics; /* read by a worker that computes otherwise than its D: likewise */
     uint64_t admits;
     uint64_t rejected_busy;
     uint64_t prefill_busy;

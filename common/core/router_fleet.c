@@ -343,6 +343,10 @@ static uint32_t fleet_hit(struct router_core *core, const struct request *reques
     return count * worker->info.page_tokens;
 }
 
+bool fleet_pair_has_numerics(const struct worker *prefill, const struct worker *decode) {
+    return text_equal(prefill->info.numerics, decode->info.numerics);
+}
+
 bool fleet_has_numerics(const struct worker *worker, const struct request *request) {
     return request->numerics[0] == '\0' || text_equal(worker->info.numerics, request->numerics);
 }
@@ -481,6 +485,9 @@ enum fleet_answer fleet_choose_prefill(struct router_core *core, const struct re
         due = due > worker->tokens_due ? due : worker->tokens_due;
         uint32_t cached = fleet_hit(core, request, worker);
         uint64_t score = fleet_score(request->token_count - cached, due, 0);
+        if (!fleet_pair_has_numerics(worker, target)) {
+            score += UINT64_MAX / 4; /* KV of other arithmetic: other tokens than D alone gives */
+        }
         if (is_suspect) {
             score += UINT64_MAX / 2; /* a probe, when there is no other */
         }

@@ -40,6 +40,8 @@ static inline uint32_t fleet_turn_kind(const struct request *request) {
 /* Whether a worker computes as the one did whose tokens the client already has (or there is none
  * yet). */
 bool fleet_has_numerics(const struct worker *worker, const struct request *request);
+/* Whether the two compute alike, so that it shows in no token who read a prompt. */
+bool fleet_pair_has_numerics(const struct worker *prefill, const struct worker *decode);
 /* A decode worker for a request: where the least is left to do once it has this request too, its
  * cached prefix taken off; one that no prefill worker could reach lately only if there is no other.
  */

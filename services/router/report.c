@@ -44,6 +44,11 @@ void report_init(struct router *router) {
                              "Attempts that a decode worker admitted: it prefills alone, or with a "
                              "prefill worker.",
                              "legs", (const char *const[]){"one", "two"}, 2);
+    report->mixed_pairs = add(router, METRIC_COUNTER, "baton_pairs_other_numerics_total",
+                              "Attempts whose prefill worker computes otherwise than its decode "
+                              "worker (another processor or device): tokens may differ from those "
+                              "of other pairs.",
+                              NULL, NULL, 0);
     report->refusals = add(router, METRIC_COUNTER, "baton_worker_busy_total",
                            "Times a worker had no room for an attempt.", "peer_role",
                            (const char *const[]){"decode", "prefill"}, 2);
@@ -127,6 +132,7 @@ void report_refresh(void *ctx) {
     metric_count_to(report->resumes, 2, stats->resumes_other_numerics);
     metric_count_to(report->placements, 0, stats->one_leg);
     metric_count_to(report->placements, 1, stats->two_legs);
+    metric_count_to(report->mixed_pairs, 0, stats->pairs_other_numerics);
     metric_count_to(report->refusals, 0, stats->rejected_busy);
     metric_count_to(report->refusals, 1, stats->prefill_busy);
     metric_count_to(report->blocks_forgotten, 0, router->core->blocks.forgotten_total);

@@ -224,6 +224,7 @@ struct report {
     struct metric *retries;
     struct metric *resumes;
     struct metric *placements;
+    struct metric *mixed_pairs;
     struct metric *refusals;
     struct metric *workers;
     struct metric *clients;

@@ -562,6 +562,30 @@ static void test_a_resume_prefers_a_worker_that_computes_the_same(void **state) 
     bed_destroy(bed);
 }
 
+static void test_a_prompt_is_read_by_a_worker_that_computes_like_its_decode_worker(void **state) {
+    (void)state;
+    for (int has_equal = 0; has_equal < 2; has_equal++) {
+        struct bed *bed = bed_in(ADMITTING);
+        bed_worker(bed, ROLE_PREFILL, 601, DECODE2);
+        /* 600 has nothing to do: one that computes like D is chosen all the same. */
+        for (uint32_t i = 0; i < 3; i++) {
+            struct worker *worker = &bed->core.workers[i];
+            bool is_other = worker->info.role == ROLE_PREFILL &&
+                            (worker->info.incarnation.v == 600 || !has_equal);
+            text_copy(worker->info.numerics, MESSAGE_NUMERICS_MAX,
+                      is_other ? "f32/c/1" : "f32/avx2/1");
+            uint32_t backlog = worker->info.incarnation.v == 601 ? 50 : 0;
+            bed->core.node.sessions[worker->session].peer_backlog_tokens = backlog;
+        }
+        apply_admitted(bed);
+        const struct request *request = &bed->core.requests[pool_index(bed->request)];
+        assert_int_equal(bed->core.workers[request->prefill].info.incarnation.v,
+                         has_equal ? 601 : 600);
+        assert_int_equal(bed->core.stats.pairs_other_numerics, has_equal ? 0 : 1);
+        bed_destroy(bed);
+    }
+}
+
 /* --- where the prefix is */
 
 /* One more request, of the five tokens of bed_tokenized; the incarnation of its decode worker, 0 if
@@ -2087,6 +2111,7 @@ int main(void) {
         cmocka_unit_test(test_an_admit_without_answer_is_aborted_and_placed_again),
         cmocka_unit_test(test_a_resume_sends_the_emitted_tokens_as_prompt),
         cmocka_unit_test(test_a_resume_prefers_a_worker_that_computes_the_same),
+        cmocka_unit_test(test_a_prompt_is_read_by_a_worker_that_computes_like_its_decode_worker),
         cmocka_unit_test(test_a_request_goes_where_its_prefix_is_until_others_have_less_to_do),
         cmocka_unit_test(test_a_prefix_of_another_salt_attracts_nothing),
         cmocka_unit_test(test_what_left_a_workers_cache_attracts_nothing),
