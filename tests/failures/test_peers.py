@@ -176,7 +176,7 @@ class Frames(Peers):
             "tokens": peer.Tokens(attempts=[attempt], tokens=[5]),
             "end": peer.End(attempt=attempt, outcome=OUTCOME_OK, cause=1, finish=1),
             "abort": peer.Abort(attempt=attempt, cause=CAUSE_CLIENT_GONE), "abort_slot": peer.SlotCause(slot=slot, cause=1),
-            "committed": peer.Committed(attempt=attempt)}
+            "committed": peer.Committed(attempt=attempt), "cached": peer.Cached(is_reset=True, removed=[key], stored=[slot, key])}
 
     def test_F04_every_message_in_every_state_at_a_decode_worker_costs_only_its_own(self):
         decode = self.worker("decode", "--test-step-delay", "20ms", "--timer-open", "20s")
@@ -211,8 +211,8 @@ class Frames(Peers):
         for sender, may in (("router", {"beat", "audit", "unknown", "abort"}),
                             ("prefill", {"beat", "audit", "unknown", "open", "fin", "abort_slot"})):
             self.assertFalse(ended[sender] & may, f"legal messages of a {sender} ended its session")
-            self.assertLessEqual({"admitted", "rejected", "queued", "prefill_end", "commit", "tokens", "end", "committed"},
-                                 ended[sender], f"impossible messages of a {sender} did not end its session")
+            self.assertLessEqual({"admitted", "rejected", "queued", "prefill_end", "commit", "tokens", "end", "committed",
+                                  "cached"}, ended[sender], f"impossible messages of a {sender} did not end its session")
         metrics = Metrics(decode)
         self.assertEqual((metrics.sum("baton_ledger_imbalance"), metrics.sum("baton_deadline_overrun_seconds")), (0, 0))
 
