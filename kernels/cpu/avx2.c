@@ -2,7 +2,7 @@
  * with its own flags; runs only after kernels_select asked the CPU. */
 #include "kernels/cpu/tables.h"
 
-#include "kernels/cpu/convert.h"
+#include "kernels/convert.h"
 #include "kernels/cpu/vector.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
  * taking it whole. Machines of both kinds may therefore serve one model together. */
 #include "kernels/cpu/tables.h"
 
-#include "kernels/cpu/convert.h"
+#include "kernels/convert.h"
 #include "kernels/cpu/vector.h"
 
 #include <math.h>

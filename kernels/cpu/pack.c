@@ -1,7 +1,7 @@
 #include "kernels/kernels.h"
 
 #include "base/check.h"
-#include "kernels/cpu/convert.h"
+#include "kernels/convert.h"
 
 #include <string.h>
 

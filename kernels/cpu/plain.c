@@ -2,37 +2,11 @@
  * promises. Built without contraction, so the same bits come out of every compiler and CPU. */
 #include "kernels/cpu/tables.h"
 
-#include "kernels/cpu/convert.h"
+#include "kernels/convert.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
-
-#define EXP_MIN (-87.0f)
-#define EXP_MAX 88.0f
-
-/* e^x by range reduction and a polynomial of degree 6 (relative error below 2e-7); 0 below EXP_MIN,
- * e^88 above EXP_MAX. Our own, since the C library's picks different code on different CPUs. */
-static float plain_exp(float x) {
-    if (x != x) {
-        return x;
-    }
-    if (x < EXP_MIN) {
-        return 0.0f;
-    }
-    x = x > EXP_MAX ? EXP_MAX : x;
-    float n = nearbyintf(x * 1.44269504088896341f);
-    float r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    return p * convert_bits((uint32_t)((int32_t)n + 127) << 23);
-}
 
 static void widen_column(float *to, const struct kernels_weights *weights, size_t panel,
                          uint32_t k) {
@@ -145,7 +119,7 @@ static void plain_rotary(float *x, const float *cosine, const float *sine, uint3
 
 static void plain_silu_mul(float *out, const float *gate, const float *up, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        out[i] = gate[i] / (1.0f + plain_exp(-gate[i])) * up[i];
+        out[i] = gate[i] / (1.0f + convert_exp(-gate[i])) * up[i];
     }
 }
 
@@ -215,10 +189,10 @@ static void plain_attention_head(const struct kernels_attention *a, uint32_t hea
             block_largest = score[t] > block_largest ? score[t] : block_largest;
         }
         float merged = block_largest > largest ? block_largest : largest;
-        float keep = plain_exp(largest - merged); /* the first block keeps nothing: e^-inf is 0 */
+        float keep = convert_exp(largest - merged); /* the first block keeps nothing: e^-inf is 0 */
         float sum = 0.0f;
         for (uint32_t t = 0; t < count; t++) {
-            score[t] = plain_exp(score[t] - merged);
+            score[t] = convert_exp(score[t] - merged);
             sum += score[t];
         }
         for (uint32_t i = 0; i < dim; i++) {

@@ -1,63 +1,17 @@
 #include "kernels/cuda/internal.h"
 
+#include "kernels/convert.h"
 #include "kernels/cuda/block.h"
 
 #include <math.h>
-#include <string.h>
 
 /* Built without contraction: a product and a sum are rounded one by one, as in the C oracle. */
 
 #define ROW_THREADS 128u /* of kernels that share a row */
-#define EXP_MIN     (-87.0f)
-#define EXP_MAX     88.0f
-
-static __device__ float bits_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-static __device__ uint32_t float_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
-static __device__ float from_bf16(uint16_t half) {
-    return bits_float((uint32_t)half << 16);
-}
-/* Nearest, ties to even; a NaN keeps its sign and turns quiet. */
-static __device__ uint16_t to_bf16(float value) {
-    uint32_t bits = float_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return (uint16_t)((bits >> 16) | 0x0040u);
-    }
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 
 static __device__ float read_value(const void *values, enum kernels_dtype dtype, size_t i) {
     return dtype == KERNELS_F32 ? ((const float *)values)[i]
-                                : from_bf16(((const uint16_t *)values)[i]);
-}
-
-/* The oracle's exponential (kernels/cpu/plain.c), operation for operation. */
-static __device__ float own_exp(float x) {
-    if (x != x) {
-        return x;
-    }
-    if (x < EXP_MIN) {
-        return 0.0f;
-    }
-    x = x > EXP_MAX ? EXP_MAX : x;
-    float n = nearbyintf(x * 1.44269504088896341f);
-    float r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    return p * bits_float((uint32_t)((int32_t)n + 127) << 23);
+                                : convert_from_bf16(((const uint16_t *)values)[i]);
 }
 
 /* Byte offset of token n's row from the pool's base, without the component's own. */
@@ -144,7 +98,7 @@ __global__ static void silu_rows(float *gate_up, size_t stride, uint32_t width) 
     const float *up = gate + width;
     EACH_THREAD(t) {
         for (uint32_t i = t; i < width; i += blockDim.x) {
-            gate[i] = gate[i] / (1.0f + own_exp(-gate[i])) * up[i];
+            gate[i] = gate[i] / (1.0f + convert_exp(-gate[i])) * up[i];
         }
     }
 }
@@ -163,7 +117,7 @@ __global__ static void store_rows(struct device_kv kv, struct device_step step, 
             if (kv.dtype == KERNELS_F32) {
                 ((float *)row)[i] = from[i];
             } else {
-                ((uint16_t *)row)[i] = to_bf16(from[i]);
+                ((uint16_t *)row)[i] = convert_to_bf16(from[i]);
             }
         }
     }
@@ -230,10 +184,10 @@ __global__ static void attention_rows(struct device_kv kv, struct device_step st
         for (uint32_t t = 0; t < count; t++) {
             merged = score[t] > merged ? score[t] : merged;
         }
-        float keep = own_exp(largest - merged); /* the first block keeps nothing: e^-inf is 0 */
+        float keep = convert_exp(largest - merged); /* the first block keeps nothing: e^-inf is 0 */
         EACH_THREAD(t) {
             if (t < count) {
-                weight[t] = own_exp(score[t] - merged);
+                weight[t] = convert_exp(score[t] - merged);
             }
         }
         BLOCK_SYNC();
@@ -273,9 +227,9 @@ __global__ static void stage_bf16(uint16_t *to, const float *x, size_t x_stride,
             float left = row < count && i < cols ? x[row * x_stride + i] : 0.0f;
             size_t at = (size_t)row * cols_padded + i;
             for (uint32_t p = 0; p < 3; p++) {
-                uint16_t half = to_bf16(left);
+                uint16_t half = convert_to_bf16(left);
                 to[p * part + at] = half;
-                left = left - from_bf16(half);
+                left = left - convert_from_bf16(half);
             }
         }
     }
@@ -313,7 +267,7 @@ __global__ static void compare_rows(const float *partial, uint32_t rows_padded,
     const float *first = partial + (size_t)(blockIdx.x / DEVICE_TILE * DEVICE_TILE) * rows_padded;
     EACH_THREAD(t) {
         for (uint32_t i = t; i < rows_padded; i += blockDim.x) {
-            if (float_bits(row[i]) != float_bits(first[i])) {
+            if (convert_to_bits(row[i]) != convert_to_bits(first[i])) {
                 atomicAdd(different, 1u);
             }
         }
