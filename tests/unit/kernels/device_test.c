@@ -7,6 +7,7 @@
 #include "engine/accelerator.h"
 #include "kernels/kernels.h"
 #include "support/cuda/control.h"
+#include "unit/kernels/drawn.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -59,25 +60,8 @@ static void down(void *to, const void *from, size_t bytes) {
     memcpy(to, pinned, bytes);
     table->host_release(device, pinned);
 }
-static void *host_take(size_t bytes) {
-    void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    assert_non_null(memory);
-    memset(memory, 0, bytes);
-    return memory;
-}
-
-static float draw(struct prng *prng) {
-    return (float)((double)(prng_next(prng) >> 40) * 0x1p-23 - 1.0);
-}
-static float *draw_many(struct prng *prng, size_t count) {
-    float *values = host_take((count + 1) * sizeof(float));
-    for (size_t i = 0; i < count; i++) {
-        values[i] = draw(prng);
-    }
-    return values;
-}
 static float *guards(size_t count) {
-    float *values = host_take((count + 1) * sizeof(float));
+    float *values = take((count + 1) * sizeof(float));
     for (size_t i = 0; i < count; i++) {
         values[i] = GUARD;
     }
@@ -108,9 +92,9 @@ static struct matrix matrix_make(struct prng *prng, enum kernels_dtype dtype, ui
                                  uint32_t cols) {
     struct matrix m = {
         .device = {.dtype = dtype, .rows = rows, .cols = cols, .stride = device_padded(cols)},
-        .plain = host_take((size_t)rows * cols * sizeof(double))};
+        .plain = take((size_t)rows * cols * sizeof(double))};
     size_t bytes = device_matrix_bytes(dtype, rows, cols);
-    unsigned char *host = host_take(bytes);
+    unsigned char *host = take(bytes);
     for (uint32_t row = 0; row < rows; row++) {
         for (uint32_t k = 0; k < cols; k++) {
             float value = draw(prng);
@@ -203,8 +187,8 @@ static void test_a_product_row_has_the_same_bits_in_every_batch(void **state) {
         uint32_t count = 150;
         struct matrix m = matrix_make(&prng, dtypes[d], rows, cols);
         float *x = draw_many(&prng, (size_t)count * cols);
-        float *whole = host_take((size_t)count * rows * sizeof(float));
-        float *part = host_take((size_t)count * rows * sizeof(float));
+        float *whole = take((size_t)count * rows * sizeof(float));
+        float *part = take((size_t)count * rows * sizeof(float));
         float *x_there = up(x, (size_t)count * cols * sizeof(float));
         float *y_there = device_take((size_t)count * rows * sizeof(float));
         table->product(device, &m.device, x_there, cols, y_there, rows, count);
@@ -265,7 +249,7 @@ static void test_norms_agree_with_double_arithmetic_at_every_width(void **state)
             assert_true(out[n * stride + stride - 1] == GUARD);
         }
         /* In place, rows in their own order: the bits of the same rows. */
-        float *again = host_take(5 * stride * sizeof(float));
+        float *again = take(5 * stride * sizeof(float));
         table->rms_norm(device, x_there, stride, x_there, stride, NULL, weight_there, 5, heads,
                         width, 1e-5f);
         down(again, x_there, 5 * stride * sizeof(float));
@@ -304,7 +288,7 @@ static void test_row_operations_have_the_bits_of_the_oracle(void **state) {
         }
         wide[0] = NAN;
         float *angles = draw_many(&prng, (size_t)count * dim);
-        float *found = host_take(bytes);
+        float *found = take(bytes);
         float *x_there = up(x, bytes);
         float *wide_there = up(wide, bytes);
         float *angles_there = up(angles, (size_t)count * dim * sizeof(float));
@@ -402,7 +386,7 @@ static void pool_make(struct pool *pool, struct prng *prng, enum kernels_dtype d
                                   .head_dim = dim,
                                   .dtype = dtype};
     pool->bytes = pool->page_count * pool->kv.page_bytes;
-    pool->host = host_take(pool->bytes);
+    pool->host = take(pool->bytes);
     memset(pool->host, 0xff, pool->bytes); /* NaN: whoever reads too far shows it */
     for (uint32_t i = 0; i < pool->page_count; i++) {
         pool->pages[i] = i;
@@ -466,7 +450,7 @@ static void test_rows_are_stored_and_mirrored_where_they_belong_and_nowhere_else
                               rows + s * stride + v * width, width);
             }
         }
-        unsigned char *found = host_take(pool.bytes);
+        unsigned char *found = take(pool.bytes);
         down(found, pool.kv.base, pool.bytes);
         assert_memory_equal(found, pool.host, pool.bytes);
         assert_memory_equal(mirror, pool.host, pool.bytes);
@@ -485,7 +469,7 @@ static void check_attention(struct prng *prng, enum kernels_dtype dtype, uint32_
     pool_make(&pool, prng, dtype, kv_heads, dim, page_tokens, length);
     uint32_t heads = kv_heads * group;
     size_t width = (size_t)kv_heads * dim;
-    float *row = host_take(width * sizeof(float));
+    float *row = take(width * sizeof(float));
     for (uint32_t s = 0; s < SEQUENCES; s++) {
         for (uint32_t t = 0; t <= pool.positions[s]; t++) {
             for (uint32_t v = 0; v < 2; v++) {

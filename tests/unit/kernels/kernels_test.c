@@ -3,6 +3,7 @@
 #include "kernels/kernels.h"
 
 #include "base/prng.h"
+#include "unit/kernels/drawn.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -26,23 +27,6 @@ static const struct kernels *backend(size_t i) {
 }
 #define BACKENDS (sizeof(backend_names) / sizeof(backend_names[0]))
 
-static void *take(size_t bytes) {
-    void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    assert_non_null(memory);
-    memset(memory, 0, bytes);
-    return memory;
-}
-
-static float draw(struct prng *prng) {
-    return (float)((double)(prng_next(prng) >> 40) * 0x1p-23 - 1.0);
-}
-static float *draw_many(struct prng *prng, size_t count) {
-    float *values = take(count * sizeof(float));
-    for (size_t i = 0; i < count; i++) {
-        values[i] = draw(prng);
-    }
-    return values;
-}
 static uint16_t bf16_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
