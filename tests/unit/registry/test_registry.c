@@ -49,8 +49,10 @@ struct view {
     pthread_cond_t changed;
     struct seen_worker workers[WORKERS_MAX];
     unsigned synced;
-    unsigned deregistered;
-    enum status deregister_status;
+    struct deregistration {
+        unsigned calls;
+        enum status status; /* of the last call */
+    } deregistration;
 };
 
 /* A process: its rpc and its registry, and what it saw. */
@@ -110,8 +112,8 @@ static void on_synced(void *ctx) {
 static void on_deregistered(void *ctx, enum status status) {
     struct view *view = ctx;
     pthread_mutex_lock(&view->lock);
-    view->deregistered++;
-    view->deregister_status = status;
+    view->deregistration.calls++;
+    view->deregistration.status = status;
     pthread_cond_broadcast(&view->changed);
     pthread_mutex_unlock(&view->lock);
 }
@@ -180,7 +182,7 @@ static bool view_says(struct view *view, enum question question, uint64_t incarn
     case WAS_LOST: return worker->lost >= number;
     case WAS_SEEN: return worker->seen >= number;
     case IS_SYNCED: return view->synced >= number;
-    case IS_DEREGISTERED: return view->deregistered >= number;
+    case IS_DEREGISTERED: return view->deregistration.calls >= number;
     }
     return false;
 }
@@ -204,6 +206,21 @@ static void wait_view(struct node *node, enum question question, uint64_t incarn
         fail_msg("waited in vain for question %d of worker %llu (%s)", (int)question,
                  (unsigned long long)incarnation, text);
     }
+}
+
+/* Copies: the registry's thread goes on writing while a test looks. */
+static struct seen_worker seen_of(struct node *node, uint64_t incarnation) {
+    pthread_mutex_lock(&node->view.lock);
+    const struct seen_worker worker = *worker_of(&node->view, incarnation);
+    pthread_mutex_unlock(&node->view.lock);
+    return worker;
+}
+
+static struct deregistration deregistration_of(struct node *node) {
+    pthread_mutex_lock(&node->view.lock);
+    const struct deregistration deregistration = node->view.deregistration;
+    pthread_mutex_unlock(&node->view.lock);
+    return deregistration;
 }
 
 static void wait_state(struct node *node, enum registry_state state) {
@@ -232,8 +249,9 @@ static void test_a_worker_is_seen_changed_and_lost(void **state) {
     wait_view(&router, IS_SYNCED, 0, 1);
     publish(&node, 0xabc, "w1");
     wait_view(&router, IS_THERE, 0xabc, 0);
-    assert_string_equal(router.view.workers[0].id, "w1");
-    assert_int_equal(router.view.workers[0].kv_port, 7777);
+    const struct seen_worker seen = seen_of(&router, 0xabc);
+    assert_string_equal(seen.id, "w1");
+    assert_int_equal(seen.kv_port, 7777);
     wait_state(&node, REGISTRY_REGISTERED);
     char text[256];
     registry_describe(node.registry, text, sizeof(text));
@@ -251,13 +269,13 @@ static void test_a_worker_is_seen_changed_and_lost(void **state) {
     assert_int_equal(registry_deregister(node.registry, span_ms(5000), on_deregistered, &node.view),
                      STATUS_EXISTS);
     wait_view(&node, IS_DEREGISTERED, 0, 1);
-    assert_int_equal(node.view.deregister_status, STATUS_OK);
+    assert_int_equal(deregistration_of(&node).status, STATUS_OK);
     assert_int_equal(registry_state(node.registry), REGISTRY_GONE);
     wait_view(&router, IS_GONE, 0xabc, 0);
     assert_int_equal(registry_register_worker(node.registry, &draining), STATUS_CANCELLED);
-    assert_int_equal(router.view.workers[0].lost, 1);
+    assert_int_equal(seen_of(&router, 0xabc).lost, 1);
     node_close(&node);
-    assert_int_equal(node.view.deregistered, 1);
+    assert_int_equal(node.view.deregistration.calls, 1); /* its threads are gone */
     node_close(&router);
 }
 
@@ -364,7 +382,7 @@ static void test_a_malformed_record_costs_only_itself(void **state) {
             etcd_put(etcd, etcd_text(raw[i].key), etcd_text(raw[i].value), 0, raw_done, &node.view),
             STATUS_OK);
         wait_view(&node, IS_DEREGISTERED, 0, i + 1);
-        assert_int_equal(node.view.deregister_status, STATUS_OK);
+        assert_int_equal(deregistration_of(&node).status, STATUS_OK);
     }
     /* A good record under another's key. */
     const struct worker_record good = worker(0x10, "w");
@@ -423,7 +441,7 @@ static void test_a_dead_etcd_that_comes_back_loses_nobody(void **state) {
     for (uint64_t i = 0; i < 3; i++) {
         wait_state(&nodes[i], REGISTRY_REGISTERED);
         wait_view(&router, IS_THERE, i + 1, 0);
-        assert_int_equal(router.view.workers[i].lost, 0);
+        assert_int_equal(seen_of(&router, i + 1).lost, 0);
         node_close(&nodes[i]);
     }
     node_close(&router);
@@ -536,7 +554,7 @@ static void test_a_shutdown_without_etcd_ends_in_time(void **state) {
         registry_deregister(never.registry, span_ms(5000), on_deregistered, &never.view),
         STATUS_OK);
     wait_view(&never, IS_DEREGISTERED, 0, 1);
-    assert_int_equal(never.view.deregister_status, STATUS_OK); /* nothing was ever published */
+    assert_int_equal(deregistration_of(&never).status, STATUS_OK); /* nothing was ever published */
     node_close_within(&never, 3000);
     test_etcd_destroy(late);
 }
