@@ -7,6 +7,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Under the address sanitizer every block has a gap behind it that nobody may touch. */
+#if defined(__SANITIZE_ADDRESS__)
+#define ARENA_GAP ((size_t)64)
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ARENA_GAP ((size_t)64)
+#endif
+#endif
+#ifndef ARENA_GAP
+#define ARENA_GAP ((size_t)0)
+#endif
+
 struct arena {
     unsigned char *data;
     size_t cap;
@@ -18,5 +30,8 @@ struct arena {
 void arena_init(struct arena *arena, void *memory, size_t cap);
 /* Returns `len` zeroed bytes, 64-aligned; CHECKs that they fit. NULL while counting. */
 void *arena_take(struct arena *arena, size_t len);
+/* The same without writing to the bytes: for large buffers that are written before they are read,
+ * whose pages the system then gives when they are first touched. */
+void *arena_take_unset(struct arena *arena, size_t len);
 
 #endif

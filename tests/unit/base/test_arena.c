@@ -11,7 +11,7 @@ static void test_counting_first_gives_exactly_the_size_needed(void **state) {
         assert_null(arena_take(&arena, sizes[i]));
     }
     size_t need = arena.len;
-    assert_int_equal(need, 64 + 64 + 64 + 128 + 0 + 1024);
+    assert_int_equal(need, 64 + 64 + 64 + 128 + 0 + 1024 + 5 * ARENA_GAP);
     unsigned char *memory = aligned_alloc(64, need);
     assert_non_null(memory);
     memset(memory, 0xff, need);
@@ -35,13 +35,31 @@ static void test_counting_first_gives_exactly_the_size_needed(void **state) {
 
 static void test_a_request_past_the_end_is_a_check(void **state) {
     (void)state;
-    unsigned char *memory = aligned_alloc(64, 128);
+    unsigned char *memory = aligned_alloc(64, 128 + ARENA_GAP);
     assert_non_null(memory);
     struct arena arena;
-    arena_init(&arena, memory, 128);
+    arena_init(&arena, memory, 128 + ARENA_GAP);
     assert_aborts((void)arena_take(&arena, 129));
     assert_non_null(arena_take(&arena, 65));
     assert_aborts((void)arena_take(&arena, 1));
+    free(memory);
+}
+
+static void test_unset_memory_is_not_written(void **state) {
+    (void)state;
+    size_t need = 2 * (128 + ARENA_GAP);
+    unsigned char *memory = aligned_alloc(64, need);
+    assert_non_null(memory);
+    memset(memory, 0xff, need);
+    struct arena arena;
+    arena_init(&arena, memory, need);
+    unsigned char *first = arena_take_unset(&arena, 100);
+    unsigned char *second = arena_take(&arena, 100);
+    assert_int_equal(second - first, need / 2);
+    for (size_t i = 0; i < 100; i++) {
+        assert_int_equal(first[i], 0xff);
+        assert_int_equal(second[i], 0);
+    }
     free(memory);
 }
 
@@ -49,6 +67,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counting_first_gives_exactly_the_size_needed),
         cmocka_unit_test(test_a_request_past_the_end_is_a_check),
+        cmocka_unit_test(test_unset_memory_is_not_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
