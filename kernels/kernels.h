@@ -84,6 +84,26 @@ struct kernels_gemm {
     const uint16_t *halves;
 };
 
+/* The same product of `count` rows from `first` on. */
+static inline struct kernels_gemm kernels_gemm_rows(const struct kernels_gemm *gemm, uint32_t first,
+                                                    uint32_t count) {
+    struct kernels_gemm rows = *gemm;
+    size_t groups = kernels_groups(gemm->weights->cols);
+    rows.count = count;
+    rows.y += first * gemm->y_stride;
+    if (gemm->weights->dtype == KERNELS_I8) {
+        rows.quants.numbers += first * groups * KERNELS_GROUP;
+        rows.quants.scales += first * groups;
+        rows.quants.offsets += first * groups;
+        return rows;
+    }
+    rows.x += first * gemm->x_stride;
+    if (gemm->halves != NULL) {
+        rows.halves += (size_t)first * kernels_halves(gemm->weights->cols);
+    }
+    return rows;
+}
+
 /* Attention of neighbouring tokens of one sequence over its paged KV rows: token i over
  * [0, length + i). */
 struct kernels_attention {

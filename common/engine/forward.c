@@ -1,6 +1,7 @@
 #include "engine/forward.h"
 
 #include "base/check.h"
+#include "engine/block.h"
 #include "engine/forward_device.h"
 #include "engine/model_weights.h"
 #include "engine/team.h"
@@ -8,7 +9,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* Where one token of the step stands: its position and its sequence's pages. */
 struct token_place {
@@ -28,6 +28,7 @@ struct forward {
     struct forward_config config;
     struct forward_device *device; /* does everything below instead; NULL: the CPU */
     const struct kernels *kernels;
+    struct arena memory; /* of all that follows */
     uint32_t token_count;
     uint32_t sampled_count;
     uint32_t row_count;         /* rows of activations that the loops go through: the step's tokens,
@@ -57,8 +58,12 @@ struct forward {
 };
 
 /* Query rows of one KV head that an attention tile has: as many as the kernels keep at hand. */
-#define TILE_QUERIES 48u
-#define HUGE_PAGE    ((size_t)2 << 20)
+#define TILE_QUERIES    48u
+#define PARTS_EACH      4u /* of a loop, for each thread */
+#define PART_PANELS_MIN 8u
+#define PART_ROWS       128u /* of many, about */
+#define PART_ROWS_UNIT  32u  /* two tiles of the matrix instructions */
+#define ROWS_MANY       64u  /* for each thread */
 
 /* Floats from one row to the next: whole panels, and an odd number of cache lines, so that the same
  * column of many rows does not fall into a few sets of the cache. */
@@ -66,16 +71,40 @@ static size_t padded(uint32_t width) {
     return (size_t)(kernels_panels(width) | 1) * KERNELS_PANEL;
 }
 
-static void *buffer_take(size_t count, size_t width, size_t size) {
-    size_t bytes = count * width * size;
-    size_t alignment = bytes < HUGE_PAGE ? 64 : HUGE_PAGE;
-    bytes = (bytes + alignment - 1) / alignment * alignment;
-    void *memory = aligned_alloc(alignment, bytes == 0 ? 64 : bytes);
-    CHECK(memory != NULL);
-    if (alignment == HUGE_PAGE) {
-        (void)madvise(memory, bytes, MADV_HUGEPAGE); /* only speed depends on it */
+static void *buffer_take(struct forward *forward, size_t count, size_t width, size_t size) {
+    return arena_take_unset(&forward->memory, count * width * size);
+}
+
+static void buffers_lay(struct forward *forward) {
+    const struct forward_config *config = &forward->config;
+    const struct model_config *shape = &config->model->config;
+    size_t tokens = config->tokens_max;
+    uint32_t q_width = shape->heads * shape->head_dim;
+    forward->places = buffer_take(forward, tokens, 1, sizeof(*forward->places));
+    forward->sampled = buffer_take(forward, config->rows_max, 1, sizeof(*forward->sampled));
+    forward->tiles = buffer_take(forward, tokens, 1, sizeof(*forward->tiles));
+    forward->x = buffer_take(forward, tokens, forward->hidden_stride, sizeof(float));
+    forward->normed = buffer_take(forward, tokens, forward->hidden_stride, sizeof(float));
+    forward->qkv = buffer_take(forward, tokens, forward->qkv_stride, sizeof(float));
+    forward->mixed = buffer_take(forward, tokens, forward->q_stride, sizeof(float));
+    forward->projected = buffer_take(forward, tokens, forward->hidden_stride, sizeof(float));
+    forward->gate_up = buffer_take(forward, tokens, forward->ffn_stride, sizeof(float));
+    forward->cosine = buffer_take(forward, tokens, shape->head_dim / 2, sizeof(float));
+    forward->sine = buffer_take(forward, tokens, shape->head_dim / 2, sizeof(float));
+    forward->logits = buffer_take(forward, config->rows_max, forward->vocab_stride, sizeof(float));
+    enum kernels_dtype dtype = config->model->embedding.dtype;
+    uint32_t widest = shape->hidden > shape->ffn ? shape->hidden : shape->ffn;
+    widest = widest > q_width ? widest : q_width;
+    size_t rows = tokens > config->rows_max ? tokens : config->rows_max;
+    if (dtype == KERNELS_BF16 && forward->kernels->round != NULL) {
+        forward->halves = buffer_take(forward, rows, kernels_halves(widest), sizeof(uint16_t));
     }
-    return memory;
+    if (dtype == KERNELS_I8) {
+        uint32_t groups = kernels_groups(widest);
+        forward->quants.numbers = buffer_take(forward, rows, groups, KERNELS_GROUP);
+        forward->quants.scales = buffer_take(forward, rows, groups, sizeof(float));
+        forward->quants.offsets = buffer_take(forward, rows, groups, sizeof(int32_t));
+    }
 }
 
 struct forward *forward_create(const struct forward_config *config) {
@@ -83,7 +112,6 @@ struct forward *forward_create(const struct forward_config *config) {
     CHECK(forward != NULL);
     const struct model_config *shape = &config->model->config;
     uint32_t q_width = shape->heads * shape->head_dim;
-    size_t tokens = config->tokens_max;
     forward->config = *config;
     if (config->model->accelerator != NULL) {
         if (forward_device_create(config, config->error, &forward->device) != STATUS_OK) {
@@ -100,31 +128,9 @@ struct forward *forward_create(const struct forward_config *config) {
     forward->hidden_stride = padded(shape->hidden);
     forward->ffn_stride = padded(2 * shape->ffn);
     forward->vocab_stride = padded(shape->vocab);
-    forward->places = buffer_take(tokens, 1, sizeof(*forward->places));
-    forward->sampled = buffer_take(config->rows_max, 1, sizeof(*forward->sampled));
-    forward->tiles = buffer_take(tokens, 1, sizeof(*forward->tiles));
-    forward->x = buffer_take(tokens, forward->hidden_stride, sizeof(float));
-    forward->normed = buffer_take(tokens, forward->hidden_stride, sizeof(float));
-    forward->qkv = buffer_take(tokens, forward->qkv_stride, sizeof(float));
-    forward->mixed = buffer_take(tokens, forward->q_stride, sizeof(float));
-    forward->projected = buffer_take(tokens, forward->hidden_stride, sizeof(float));
-    forward->gate_up = buffer_take(tokens, forward->ffn_stride, sizeof(float));
-    forward->cosine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
-    forward->sine = buffer_take(tokens, shape->head_dim / 2, sizeof(float));
-    forward->logits = buffer_take(config->rows_max, forward->vocab_stride, sizeof(float));
-    enum kernels_dtype dtype = config->model->embedding.dtype;
-    uint32_t widest = shape->hidden > shape->ffn ? shape->hidden : shape->ffn;
-    widest = widest > q_width ? widest : q_width;
-    size_t rows = tokens > config->rows_max ? tokens : config->rows_max;
-    if (dtype == KERNELS_BF16 && forward->kernels->round != NULL) {
-        forward->halves = buffer_take(rows, kernels_halves(widest), sizeof(uint16_t));
-    }
-    if (dtype == KERNELS_I8) {
-        uint32_t groups = kernels_groups(widest);
-        forward->quants.numbers = buffer_take(rows, groups, KERNELS_GROUP);
-        forward->quants.scales = buffer_take(rows, groups, sizeof(float));
-        forward->quants.offsets = buffer_take(rows, groups, sizeof(int32_t));
-    }
+    buffers_lay(forward); /* once to count */
+    block_take(&forward->memory);
+    buffers_lay(forward);
     return forward;
 }
 
@@ -133,22 +139,7 @@ void forward_destroy(struct forward *forward) {
         return;
     }
     forward_device_destroy(forward->device);
-    free(forward->places);
-    free(forward->sampled);
-    free(forward->tiles);
-    free(forward->x);
-    free(forward->normed);
-    free(forward->qkv);
-    free(forward->mixed);
-    free(forward->projected);
-    free(forward->gate_up);
-    free(forward->cosine);
-    free(forward->sine);
-    free(forward->logits);
-    free(forward->halves);
-    free(forward->quants.numbers);
-    free(forward->quants.scales);
-    free(forward->quants.offsets);
+    block_free(&forward->memory);
     free(forward);
 }
 
@@ -159,9 +150,8 @@ struct loop {
     struct forward *forward;
     const struct model_layer *layer; /* NULL before the first and after the last */
     uint32_t layer_index;
-    uint32_t part_tokens; /* tokens per part, for loops over tokens */
+    uint32_t parts; /* of the rows, or of a product's panels */
     struct kernels_gemm gemm;
-    uint32_t part_panels;               /* panels per part, for products */
     const float *norm;                  /* weights of the norm that follows an add */
     const struct kernels_weights *next; /* of the product that the rows are made for */
 };
@@ -170,25 +160,71 @@ static uint32_t ceil_div(uint32_t count, uint32_t by) {
     return (count + by - 1) / by;
 }
 
-/* A few parts per thread even out their speeds; one part when there is one thread. */
-static uint32_t part_size(const struct forward *forward, uint32_t count) {
-    uint32_t threads = team_threads(forward->config.team);
-    return threads == 1 ? count : ceil_div(count, 4 * threads);
+/* Where a part begins when `parts` share `count` in whole units. What does not divide goes to the
+ * first ones, so that threads that take turns end together. */
+static uint32_t share_first(uint32_t count, uint32_t unit, uint32_t parts, uint32_t part) {
+    uint32_t units = ceil_div(count, unit);
+    uint32_t more = units % parts;
+    uint32_t first = unit * (units / parts * part + (part < more ? part : more));
+    return first < count ? first : count;
 }
 
-static void tokens_run(struct loop *loop, team_fn fn) {
-    struct forward *forward = loop->forward;
-    loop->part_tokens = part_size(forward, forward->row_count);
-    team_run(forward->config.team, ceil_div(forward->row_count, loop->part_tokens), fn, loop);
+/* With many rows every loop shares them in the same way, products too, so that a part's rows and
+ * results mostly stay in one core's cache; with few, products share their panels. */
+static bool rows_are_many(const struct forward *forward) {
+    uint32_t threads = team_threads(forward->config.team);
+    return threads > 1 && forward->row_count >= ROWS_MANY * threads;
+}
+
+/* One part when there is one thread, else a few for each, to even out their speeds. */
+static uint32_t row_parts(const struct forward *forward) {
+    uint32_t threads = team_threads(forward->config.team);
+    uint32_t count = forward->row_count;
+    if (threads == 1) {
+        return 1;
+    }
+    if (!rows_are_many(forward)) {
+        return count < PARTS_EACH * threads ? count : PARTS_EACH * threads;
+    }
+    uint32_t each = count / (PART_ROWS * threads);
+    return threads * (each < 1 ? 1 : each);
+}
+
+/* As many for each thread, so that none waits for another, and none so small that it has no room
+ * for the kernels' widest tile. */
+static uint32_t panel_parts(const struct forward *forward, uint32_t panels) {
+    uint32_t threads = team_threads(forward->config.team);
+    uint32_t each = panels / (PART_PANELS_MIN * threads);
+    each = each < 1 ? 1 : each > PARTS_EACH ? PARTS_EACH : each;
+    return threads == 1 ? 1 : threads * each;
+}
+
+static uint32_t part_row(const struct loop *loop, uint32_t part) {
+    uint32_t unit = rows_are_many(loop->forward) ? PART_ROWS_UNIT : 1;
+    return share_first(loop->forward->row_count, unit, loop->parts, part);
+}
+
+static void rows_run(struct loop *loop, team_fn fn) {
+    loop->parts = row_parts(loop->forward);
+    team_run(loop->forward->config.team, loop->parts, fn, loop);
 }
 
 static void gemm_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
     uint32_t panels = kernels_panels(loop->gemm.weights->rows);
-    uint32_t first = part * loop->part_panels;
-    uint32_t end = panels - first < loop->part_panels ? panels : first + loop->part_panels;
-    loop->forward->kernels->gemm(&loop->gemm, first, end);
+    if (rows_are_many(loop->forward)) {
+        uint32_t first = part_row(loop, part);
+        struct kernels_gemm some =
+            kernels_gemm_rows(&loop->gemm, first, part_row(loop, part + 1) - first);
+        loop->forward->kernels->gemm(&some, 0, panels);
+        return;
+    }
+    /* Kernels take four panels at a time, so fours are not torn where every thread gets as many,
+     * else pairs. */
+    uint32_t unit = panels % (4 * team_threads(loop->forward->config.team)) == 0 ? 4 : 2;
+    loop->forward->kernels->gemm(&loop->gemm, share_first(panels, unit, loop->parts, part),
+                                 share_first(panels, unit, loop->parts, part + 1));
 }
 
 /* x becomes row n of what a product with these weights reads, where that is not x itself. */
@@ -204,23 +240,19 @@ static void row_prepare(const struct forward *forward, const struct kernels_weig
 
 /* The rows are prepared by whoever made them, while they are in the cache. */
 static void gemm_run(struct loop *loop, const struct kernels_weights *weights, const float *x,
-                     size_t x_stride, float *y, size_t y_stride, uint32_t count) {
+                     size_t x_stride, float *y, size_t y_stride) {
+    const struct forward *forward = loop->forward;
     loop->gemm = (struct kernels_gemm){.weights = weights,
                                        .x = x,
                                        .x_stride = x_stride,
                                        .y = y,
                                        .y_stride = y_stride,
-                                       .count = count,
-                                       .quants = loop->forward->quants,
-                                       .halves = loop->forward->halves};
-    uint32_t panels = kernels_panels(weights->rows);
-    loop->part_panels = ceil_div(part_size(loop->forward, panels), 4) * 4; /* whole tiles */
-    team_run(loop->forward->config.team, ceil_div(panels, loop->part_panels), gemm_part, loop);
-}
-
-static uint32_t part_end(const struct loop *loop, uint32_t part) {
-    uint32_t end = (part + 1) * loop->part_tokens;
-    return end < loop->forward->row_count ? end : loop->forward->row_count;
+                                       .count = forward->row_count,
+                                       .quants = forward->quants,
+                                       .halves = forward->halves};
+    loop->parts = rows_are_many(forward) ? row_parts(forward)
+                                         : panel_parts(forward, kernels_panels(weights->rows));
+    team_run(forward->config.team, loop->parts, gemm_part, loop);
 }
 
 /* ---- the stages ---- */
@@ -233,7 +265,7 @@ static void begin_part(void *context, uint32_t part, uint32_t worker) {
     const struct model *model = forward->config.model;
     uint32_t hidden = model->config.hidden;
     uint32_t half = model->config.head_dim / 2;
-    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+    for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
         const struct token_place *place = &forward->places[n];
         float *x = forward->x + n * forward->hidden_stride;
         kernels_weights_row(&model->embedding, place->token, x);
@@ -281,7 +313,7 @@ static void store_part(void *context, uint32_t part, uint32_t worker) {
     uint32_t q_width = shape->heads * shape->head_dim;
     uint32_t kv_width = shape->kv_heads * shape->head_dim;
     uint32_t component = forward->config.layout->layer_first[loop->layer_index];
-    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+    for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
         float *q = forward->qkv + n * forward->qkv_stride;
         const float *cosine = forward->cosine + (size_t)n * half;
         const float *sine = forward->sine + (size_t)n * half;
@@ -337,7 +369,7 @@ static void mixed_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
     struct forward *forward = loop->forward;
-    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+    for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
         row_prepare(forward, loop->next, n, forward->mixed + n * forward->q_stride);
     }
 }
@@ -348,7 +380,7 @@ static void add_norm_part(void *context, uint32_t part, uint32_t worker) {
     struct loop *loop = context;
     struct forward *forward = loop->forward;
     const struct model_config *shape = &forward->config.model->config;
-    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+    for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
         float *x = forward->x + n * forward->hidden_stride;
         forward->kernels->add(x, forward->projected + n * forward->hidden_stride, shape->hidden);
         float *normed = forward->normed + n * forward->hidden_stride;
@@ -363,7 +395,7 @@ static void silu_part(void *context, uint32_t part, uint32_t worker) {
     struct loop *loop = context;
     struct forward *forward = loop->forward;
     uint32_t ffn = forward->config.model->config.ffn;
-    for (uint32_t n = part * loop->part_tokens; n < part_end(loop, part); n++) {
+    for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
         float *gate = forward->gate_up + n * forward->ffn_stride;
         forward->kernels->silu_mul(gate, gate, gate + ffn, ffn);
         row_prepare(forward, loop->next, n, gate);
@@ -391,37 +423,36 @@ static void layer_run(struct loop *loop, const struct model_layer *following,
     const struct model_config *shape = &forward->config.model->config;
     struct team *team = forward->config.team;
     gemm_run(loop, &layer->qkv, forward->normed, forward->hidden_stride, forward->qkv,
-             forward->qkv_stride, forward->row_count);
-    tokens_run(loop, store_part);
+             forward->qkv_stride);
+    rows_run(loop, store_part);
     on_layer(context, loop->layer_index);
     if (following == NULL) {
         rows_narrow(forward);
     }
-    uint32_t count = forward->row_count;
-    if (count == 0) {
+    if (forward->row_count == 0) {
         return;
     }
     uint32_t heads_apart = team_threads(team) == 1 ? 1 : shape->kv_heads;
     team_run(team, forward->tile_count * heads_apart, attention_part, loop);
     if (layer->output.dtype == KERNELS_I8 || forward->halves != NULL) {
         loop->next = &layer->output;
-        tokens_run(loop, mixed_part);
+        rows_run(loop, mixed_part);
     }
     gemm_run(loop, &layer->output, forward->mixed, forward->q_stride, forward->projected,
-             forward->hidden_stride, count);
+             forward->hidden_stride);
     loop->norm = layer->ffn_norm;
     loop->next = &layer->gate_up;
-    tokens_run(loop, add_norm_part);
+    rows_run(loop, add_norm_part);
     gemm_run(loop, &layer->gate_up, forward->normed, forward->hidden_stride, forward->gate_up,
-             forward->ffn_stride, count);
+             forward->ffn_stride);
     loop->next = &layer->down;
-    tokens_run(loop, silu_part);
+    rows_run(loop, silu_part);
     gemm_run(loop, &layer->down, forward->gate_up, forward->ffn_stride, forward->projected,
-             forward->hidden_stride, count);
+             forward->hidden_stride);
     const struct model *model = forward->config.model;
     loop->norm = following == NULL ? model->final_norm : following->attention_norm;
     loop->next = following == NULL ? &model->head : &following->qkv;
-    tokens_run(loop, add_norm_part);
+    rows_run(loop, add_norm_part);
 }
 
 static void places_make(struct forward *forward, const struct forward_input *input) {
@@ -467,7 +498,7 @@ void forward_run(struct forward *forward, const struct forward_input *input,
                        forward->config.alone_below);
     struct loop loop = {
         .forward = forward, .norm = model->layers[0].attention_norm, .next = &model->layers[0].qkv};
-    tokens_run(&loop, begin_part);
+    rows_run(&loop, begin_part);
     for (uint32_t i = 0; i < shape->layers; i++) {
         bool is_last = i + 1 == shape->layers;
         loop.layer = &model->layers[i];
@@ -475,7 +506,7 @@ void forward_run(struct forward *forward, const struct forward_input *input,
         layer_run(&loop, is_last ? NULL : &model->layers[i + 1], on_layer, context);
     }
     gemm_run(&loop, &model->head, forward->normed, forward->hidden_stride, forward->logits,
-             forward->vocab_stride, forward->sampled_count);
+             forward->vocab_stride);
 }
 
 float *forward_logits(struct forward *forward, uint32_t n) {

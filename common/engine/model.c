@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/prng.h"
 #include "engine/accelerator.h"
+#include "engine/block.h"
 #include "engine/checkpoint.h"
 #include "engine/fail.h"
 
@@ -11,24 +12,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#define HUGE_PAGE      ((size_t)2 << 20)
 #define NAME_MAX_BYTES 96
 
 /* ---- memory ---- */
 
-/* 64-aligned zeroed memory; large blocks on huge pages where the system has them. */
-static void *weights_take(uint64_t bytes) {
-    size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
-    size_t rounded = ((size_t)bytes + align - 1) / align * align;
-    void *memory = aligned_alloc(align, rounded);
+/* Zeroed and 64-aligned, for what is only needed while loading. */
+static void *scratch_take(uint64_t bytes) {
+    size_t rounded = ((size_t)bytes + 64) / 64 * 64;
+    void *memory = aligned_alloc(64, rounded);
     CHECK(memory != NULL);
-    if (align == HUGE_PAGE) {
-        (void)madvise(memory, rounded, MADV_HUGEPAGE); /* only speed depends on it */
-    }
-    memset(memory, 0, rounded);
-    return memory;
+    return memset(memory, 0, rounded);
 }
 
 static uint64_t matrix_bytes(const struct model *model, const struct kernels_weights *matrix) {
@@ -37,11 +31,10 @@ static uint64_t matrix_bytes(const struct model *model, const struct kernels_wei
                : kernels_weights_bytes(matrix->dtype, matrix->rows, matrix->cols);
 }
 
+/* On the CPU it lies in the model's memory. */
 static void matrix_free(const struct model *model, const struct kernels_weights *matrix) {
     if (model->accelerator != NULL) {
         model->accelerator->table->release(model->accelerator->device, matrix->data);
-    } else {
-        free(matrix->data);
     }
 }
 
@@ -55,17 +48,19 @@ struct loader {
     const char *source_name;
     uint32_t used; /* tensors that were found and read */
     uint64_t hash;
-    bool is_dry;   /* only shapes are checked, nothing is read or allocated */
+    bool is_dry;   /* only shapes are checked and memory is counted, nothing is read */
     bool *is_used; /* [checkpoint_count]: found by name */
 };
 
 static enum status matrix_take(const struct loader *loader, struct kernels_weights *matrix,
                                enum kernels_dtype dtype, uint32_t rows, uint32_t cols) {
-    const struct model *model = loader->model;
+    struct model *model = loader->model;
     *matrix = (struct kernels_weights){.dtype = dtype, .rows = rows, .cols = cols};
     uint64_t bytes = matrix_bytes(model, matrix);
     if (model->accelerator == NULL) {
-        matrix->data = weights_take(bytes);
+        matrix->data = arena_take(&model->memory, bytes);
+    }
+    if (model->accelerator == NULL || loader->is_dry) {
         return STATUS_OK;
     }
     matrix->data = model->accelerator->table->alloc(model->accelerator->device, bytes);
@@ -86,8 +81,8 @@ static enum status matrix_load(const struct loader *loader, struct kernels_weigh
     uint64_t row_bytes = (uint64_t)device_padded(matrix->cols) * kernels_dtype_bytes(matrix->dtype);
     uint32_t some = (uint32_t)(ACCELERATOR_STAGING / row_bytes);
     some = some == 0 ? 1 : some < rows ? some : rows;
-    unsigned char *staged = weights_take(some * row_bytes);
-    unsigned char *aligned = weights_take(source_row); /* the file promises no alignment */
+    unsigned char *staged = scratch_take(some * row_bytes);
+    unsigned char *aligned = scratch_take(source_row); /* the file promises no alignment */
     enum status status = STATUS_OK;
     for (uint32_t row = 0; status == STATUS_OK && row < rows; row += some) {
         uint32_t count = rows - row < some ? rows - row : some;
@@ -257,7 +252,7 @@ static enum status load_vector(struct loader *loader, const char *name, uint32_t
     enum status status = tensor_find(loader, name, width, 0, &tensor, &dtype);
     if (status == STATUS_OK && !loader->is_dry) {
         /* The file promises no alignment. */
-        unsigned char *aligned = weights_take(tensor->bytes);
+        unsigned char *aligned = scratch_take(tensor->bytes);
         memcpy(aligned, tensor->data, tensor->bytes);
         loader->model->kernels->widen(to, aligned, dtype, width);
         free(aligned);
@@ -266,7 +261,7 @@ static enum status load_vector(struct loader *loader, const char *name, uint32_t
 }
 
 static float *vector_take(const struct loader *loader, uint32_t width) {
-    return loader->is_dry ? NULL : weights_take((uint64_t)width * sizeof(float));
+    return arena_take(&loader->model->memory, (uint64_t)width * sizeof(float));
 }
 
 static const char *layer_name(char *to, uint32_t layer, const char *part) {
@@ -288,7 +283,7 @@ static enum status load_layer(struct loader *loader, uint32_t index, struct mode
                     {&layer->gate_up, 2 * config->ffn, config->hidden},
                     {&layer->down, config->hidden, config->ffn}};
     enum status status = STATUS_OK;
-    for (size_t i = 0; status == STATUS_OK && !loader->is_dry && i < 4; i++) {
+    for (size_t i = 0; status == STATUS_OK && i < 4; i++) {
         status =
             matrix_take(loader, matrices[i].matrix, packed, matrices[i].rows, matrices[i].cols);
     }
@@ -365,7 +360,8 @@ static enum status strangers_check(const struct loader *loader) {
     return STATUS_OK;
 }
 
-/* Once dry, to check everything before memory is taken on the word of a file; then for real. */
+/* Dry to check everything before memory is taken on the word of a file, and once more to count it,
+ * when the type of the matrices is known; then for real. */
 static enum status load_all(struct loader *loader) {
     struct model *model = loader->model;
     const struct model_config *config = &model->config;
@@ -376,12 +372,12 @@ static enum status load_all(struct loader *loader) {
     if (!loader->is_dry) {
         model->layers = calloc(config->layers, sizeof(*model->layers));
         CHECK(model->layers != NULL);
-        status = matrix_take(loader, &model->embedding, packed, config->vocab, config->hidden);
-        if (config->is_tied) {
-            model->head = model->embedding;
-        } else if (status == STATUS_OK) {
-            status = matrix_take(loader, &model->head, packed, config->vocab, config->hidden);
-        }
+    }
+    status = matrix_take(loader, &model->embedding, packed, config->vocab, config->hidden);
+    if (config->is_tied) {
+        model->head = model->embedding;
+    } else if (status == STATUS_OK) {
+        status = matrix_take(loader, &model->head, packed, config->vocab, config->hidden);
     }
     if (status == STATUS_OK) {
         status = load_matrix(loader, "model.embed_tokens.weight", &model->embedding, 0,
@@ -538,6 +534,11 @@ enum status model_create_on(const char *directory, const struct kernels *kernels
         status = strangers_check(&loader);
     }
     if (status == STATUS_OK) {
+        arena_init(&model->memory, NULL, 0);
+        status = load_all(&loader);
+    }
+    if (status == STATUS_OK) {
+        block_take(&model->memory);
         loader.is_dry = false;
         loader.hash = mix64(shape_hash(&model->config) ^ weights);
         status = load_all(&loader);
@@ -565,18 +566,13 @@ void model_destroy(struct model *model) {
         matrix_free(model, &layer->output);
         matrix_free(model, &layer->gate_up);
         matrix_free(model, &layer->down);
-        free(layer->attention_norm);
-        free(layer->ffn_norm);
-        free(layer->qkv_bias);
-        free(layer->q_norm);
-        free(layer->k_norm);
     }
     free(model->layers);
     if (!model->config.is_tied) {
         matrix_free(model, &model->head);
     }
     matrix_free(model, &model->embedding);
-    free(model->final_norm);
+    block_free(&model->memory);
     free(model->frequencies);
     free(model);
 }

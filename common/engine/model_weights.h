@@ -5,6 +5,7 @@
 #ifndef ENGINE_MODEL_WEIGHTS_H
 #define ENGINE_MODEL_WEIGHTS_H
 
+#include "base/arena.h"
 #include "engine/config.h"
 #include "engine/model.h"
 #include "kernels/kernels.h"
@@ -29,6 +30,7 @@ struct model {
     const struct kernels *kernels;
     struct accelerator *accelerator; /* NULL: the CPU */
     enum model_weights weights;
+    struct arena memory; /* of matrices on the CPU, and of all vectors of weights */
     struct model_layer *layers;
     struct kernels_weights embedding; /* [vocab, hidden] */
     struct kernels_weights head;      /* the same data as the embedding when tied */

@@ -11,6 +11,7 @@
 #include "kernels/cpu/vector.h"
 
 #include <cpuid.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -140,7 +141,85 @@ static void halves_rest(const struct kernels_gemm *gemm, uint32_t row, uint32_t 
     }
 }
 
+/* One row without tiles: memory sets the pace, and eight panels side by side are as many streams
+ * of it. The order is the instruction's, with numbers below the normal ones as zero (the caller
+ * sees to that), so the bits are the same. */
+INLINE void halves_row(const struct kernels_gemm *gemm, uint32_t panel, const uint32_t panels) {
+    const __m512i high = _mm512_set1_epi32((int32_t)0xffff0000u);
+    size_t pairs = kernels_halves(gemm->weights->cols) / 2;
+    size_t w_stride = panel_bytes(gemm->weights);
+    const unsigned char *w = (const unsigned char *)gemm->weights->data + panel * w_stride;
+    const uint16_t *x = gemm->halves;
+    __m512 sum[8];
+#pragma GCC unroll 8
+    for (uint32_t p = 0; p < panels; p++) {
+        sum[p] = _mm512_setzero_ps();
+    }
+    for (size_t first = 0; first < pairs; first += KERNELS_HALVES / 2) {
+        /* Near the end of a panel it is time for those that come after these. */
+        size_t left = (pairs - first) * 64;
+        size_t ahead =
+            left > PREFETCH_BYTES ? PREFETCH_BYTES : PREFETCH_BYTES + (panels - 1) * w_stride;
+        __m512 even[8];
+        __m512 odd[8];
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            even[p] = _mm512_setzero_ps();
+            odd[p] = _mm512_setzero_ps();
+        }
+#pragma GCC unroll 2
+        for (size_t k = first; k < first + KERNELS_HALVES / 2; k++) {
+            int32_t two;
+            memcpy(&two, x + 2 * k, sizeof(two));
+            __m512i both = _mm512_set1_epi32(two);
+            __m512 x_even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+            __m512 x_odd = _mm512_castsi512_ps(_mm512_and_si512(both, high));
+#pragma GCC unroll 8
+            for (uint32_t p = 0; p < panels; p++) {
+                const unsigned char *at = w + p * w_stride + k * 64;
+                _mm_prefetch((const char *)at + ahead, _MM_HINT_T0);
+                __m512i weights = _mm512_load_si512(at);
+                __m512 w_even = _mm512_castsi512_ps(_mm512_slli_epi32(weights, 16));
+                __m512 w_odd = _mm512_castsi512_ps(_mm512_and_si512(weights, high));
+                even[p] = _mm512_fmadd_ps(x_even, w_even, even[p]);
+                odd[p] = _mm512_fmadd_ps(x_odd, w_odd, odd[p]);
+            }
+        }
+#pragma GCC unroll 8
+        for (uint32_t p = 0; p < panels; p++) {
+            sum[p] = _mm512_add_ps(sum[p], _mm512_add_ps(even[p], odd[p]));
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t p = 0; p < panels; p++) {
+        _mm512_storeu_ps(gemm->y + (size_t)(panel + p) * KERNELS_PANEL, sum[p]);
+    }
+}
+
+/* Not inlined: its caller changes how the processor rounds, of which the compiler knows nothing. */
+static __attribute__((noinline)) void halves_alone(const struct kernels_gemm *gemm, uint32_t panel,
+                                                   uint32_t panel_end) {
+    for (; panel + 8 <= panel_end; panel += 8) {
+        halves_row(gemm, panel, 8);
+    }
+    for (; panel + 2 <= panel_end; panel += 2) {
+        halves_row(gemm, panel, 2);
+    }
+    if (panel < panel_end) {
+        halves_row(gemm, panel, 1);
+    }
+}
+
+#define FLUSH_TO_ZERO 0x8040u /* results and inputs below the normal numbers */
+
 static void gemm_halves(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end) {
+    if (gemm->count == 1) {
+        uint32_t usual = _mm_getcsr();
+        _mm_setcsr(usual | FLUSH_TO_ZERO);
+        halves_alone(gemm, panel, panel_end);
+        _mm_setcsr(usual);
+        return;
+    }
     for (uint32_t first = 0; first < gemm->count; first += BLOCK_ROWS) {
         uint32_t end = gemm->count - first < BLOCK_ROWS ? gemm->count : first + BLOCK_ROWS;
         uint32_t whole = first + (end - first) / (2 * ROWS) * 2 * ROWS;

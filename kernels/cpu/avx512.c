@@ -13,8 +13,15 @@
 
 #include <immintrin.h>
 
-#define TILE_ROWS 12u
-#define TILE_COLS 192u /* two panels' slice (24 KiB in F32) stays in the first-level cache */
+/* Many rows: six by four panels, as much as the registers hold with the fewest loads a product. */
+#define BLOCK_TILE_ROWS 6u
+#define BLOCK_PANELS    4u
+/* Few rows: each weight comes from memory for them, so more rows by fewer panels. */
+#define FEW_TILE_ROWS 12u
+#define FEW_ROWS      48u
+/* One row: as many streams of memory, and chains, as eight panels. */
+#define ROW_PANELS 8u
+#define TILE_COLS  128u /* four panels' slice (32 KiB in F32) stays in the first-level cache */
 /* Rows that meet all panels before the next ones do: their values and results stay in the
  * second-level cache, and reading the weights again for each block costs next to nothing. */
 #define BLOCK_ROWS 132u
@@ -26,15 +33,12 @@
 
 /* One column of weights meets value k of each row; of a pair in BF16 the first or the second. */
 INLINE void column(const unsigned char *w, size_t w_stride, const float *const *x, size_t k,
-                   __m512 (*sum)[8], const uint32_t rows, const uint32_t panels, const bool is_bf16,
-                   const bool is_second) {
-    __m512 weight[8];
+                   __m512 (*sum)[ROW_PANELS], const uint32_t rows, const uint32_t panels,
+                   const bool is_bf16, const bool is_second) {
+    __m512 weight[ROW_PANELS];
 #pragma GCC unroll 8
     for (uint32_t p = 0; p < panels; p++) {
         const unsigned char *at = w + p * w_stride;
-        if (!is_second) {
-            _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
-        }
         if (!is_bf16) {
             weight[p] = _mm512_load_ps((const float *)(const void *)at);
             continue;
@@ -54,16 +58,29 @@ INLINE void column(const unsigned char *w, size_t w_stride, const float *const *
     }
 }
 
+/* Which memory a tile asks for while it computes: in each column of three ranges, that which lies
+ * so far behind it. In pairs of columns for BF16. */
+#define RANGES 3u
+struct fetch {
+    size_t end[RANGES]; /* of the range; it begins where the one before ends */
+    size_t ahead[RANGES];
+};
+
+typedef void (*few_fn)(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,
+                       uint32_t first, uint32_t count, const struct fetch *fetch);
+
 /* `rows` rows times `panels` neighbouring panels, columns [first, first + count), first even: one
- * chain per element. All of rows, panels and is_bf16 are constants after inlining. */
+ * chain per element. fetch: NULL if somebody else sees to the memory. All of rows, panels, is_bf16
+ * and whether there is a fetch are constants after inlining. */
 INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, uint32_t first,
-                 uint32_t count, const uint32_t rows, const uint32_t panels, const bool is_bf16) {
-    __m512 sum[TILE_ROWS][8];
+                 uint32_t count, const struct fetch *fetch, const uint32_t rows,
+                 const uint32_t panels, const bool is_bf16) {
+    __m512 sum[FEW_TILE_ROWS][ROW_PANELS];
     const size_t step = is_bf16 ? 2 : 1;
     size_t w_stride = panel_bytes(gemm->weights);
     const unsigned char *w =
         (const unsigned char *)gemm->weights->data + panel * w_stride + first / step * COLUMN_BYTES;
-    const float *x[TILE_ROWS];
+    const float *x[FEW_TILE_ROWS];
     float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
 #pragma GCC unroll 12
     for (uint32_t i = 0; i < rows; i++) {
@@ -77,15 +94,25 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
         }
     }
     size_t steps = is_bf16 ? count / 2 : count;
+    size_t k = 0;
+    for (uint32_t range = fetch == NULL ? RANGES - 1 : 0; range < RANGES; range++) {
+        size_t end = fetch == NULL ? steps : fetch->end[range];
+        size_t ahead = fetch == NULL ? 0 : fetch->ahead[range];
 #pragma GCC unroll 2
-    for (size_t k = 0; k < steps; k++) {
-        column(w + k * COLUMN_BYTES, w_stride, x, k * step, sum, rows, panels, is_bf16, false);
-        if (is_bf16) {
-            column(w + k * COLUMN_BYTES, w_stride, x, k * 2 + 1, sum, rows, panels, true, true);
+        for (; k < end; k++) {
+            const unsigned char *at = w + k * COLUMN_BYTES;
+#pragma GCC unroll 8
+            for (uint32_t p = 0; p < panels && fetch != NULL; p++) {
+                _mm_prefetch((const char *)at + p * w_stride + ahead, _MM_HINT_T0);
+            }
+            column(at, w_stride, x, k * step, sum, rows, panels, is_bf16, false);
+            if (is_bf16) {
+                column(at, w_stride, x, k * 2 + 1, sum, rows, panels, true, true);
+            }
         }
     }
     if (is_bf16 && count % 2 != 0) {
-        column(w + steps * COLUMN_BYTES, w_stride, x, count - 1, sum, rows, panels, true, false);
+        column(w + k * COLUMN_BYTES, w_stride, x, count - 1, sum, rows, panels, true, false);
     }
 #pragma GCC unroll 12
     for (uint32_t i = 0; i < rows; i++) {
@@ -98,18 +125,23 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
 
 #define TILE(rows_, panels_)                                                                       \
     static void f32_##rows_##x##panels_(const struct kernels_gemm *gemm, uint32_t row,             \
-                                        uint32_t panel, uint32_t first, uint32_t count) {          \
-        tile(gemm, row, panel, first, count, rows_, panels_, false);                               \
+                                        uint32_t panel, uint32_t first, uint32_t count,            \
+                                        const struct fetch *fetch) {                               \
+        tile(gemm, row, panel, first, count, fetch, rows_, panels_, false);                        \
     }                                                                                              \
     static void bf16_##rows_##x##panels_(const struct kernels_gemm *gemm, uint32_t row,            \
-                                         uint32_t panel, uint32_t first, uint32_t count) {         \
-        tile(gemm, row, panel, first, count, rows_, panels_, true);                                \
+                                         uint32_t panel, uint32_t first, uint32_t count,           \
+                                         const struct fetch *fetch) {                              \
+        tile(gemm, row, panel, first, count, fetch, rows_, panels_, true);                         \
     }
-#define TILE_NAMES(type_, panels_)                                                                 \
-    {                                                                                              \
-        type_##_1x##panels_, type_##_2x##panels_, type_##_3x##panels_, type_##_4x##panels_,        \
-            type_##_5x##panels_, type_##_6x##panels_, type_##_7x##panels_, type_##_8x##panels_,    \
-            type_##_9x##panels_, type_##_10x##panels_, type_##_11x##panels_, type_##_12x##panels_  \
+#define BLOCK_TILE(rows_)                                                                          \
+    static void f32_block_##rows_(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,   \
+                                  uint32_t first, uint32_t count) {                                \
+        tile(gemm, row, panel, first, count, NULL, rows_, BLOCK_PANELS, false);                    \
+    }                                                                                              \
+    static void bf16_block_##rows_(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,  \
+                                   uint32_t first, uint32_t count) {                               \
+        tile(gemm, row, panel, first, count, NULL, rows_, BLOCK_PANELS, true);                     \
     }
 TILE(1, 1)
 TILE(2, 1)
@@ -135,58 +167,138 @@ TILE(9, 2)
 TILE(10, 2)
 TILE(11, 2)
 TILE(12, 2)
-TILE(1, 8)
 TILE(1, 4)
 TILE(2, 4)
 TILE(3, 4)
 TILE(4, 4)
+TILE(1, 8)
+BLOCK_TILE(1)
+BLOCK_TILE(2)
+BLOCK_TILE(3)
+BLOCK_TILE(4)
+BLOCK_TILE(5)
+BLOCK_TILE(6)
 
-/* By whether weights are BF16, by panels - 1, by rows - 1. */
-static const tile_fn tiles[2][2][TILE_ROWS] = {{TILE_NAMES(f32, 1), TILE_NAMES(f32, 2)},
-                                               {TILE_NAMES(bf16, 1), TILE_NAMES(bf16, 2)}};
-/* Few rows: several panels side by side, so that enough chains hide the multiplier's latency. */
-static const tile_fn wide_tiles[2][4] = {{f32_1x4, f32_2x4, f32_3x4, f32_4x4},
-                                         {bf16_1x4, bf16_2x4, bf16_3x4, bf16_4x4}};
-static const tile_fn widest_tile[2] = {f32_1x8, bf16_1x8};
+#define TILE_NAMES(type_, panels_)                                                                 \
+    {                                                                                              \
+        type_##_1x##panels_, type_##_2x##panels_, type_##_3x##panels_, type_##_4x##panels_,        \
+            type_##_5x##panels_, type_##_6x##panels_, type_##_7x##panels_, type_##_8x##panels_,    \
+            type_##_9x##panels_, type_##_10x##panels_, type_##_11x##panels_, type_##_12x##panels_  \
+    }
+/* By whether weights are BF16, by the logarithm of panels, by rows - 1. */
+static const few_fn few_tiles[2][4][FEW_TILE_ROWS] = {
+    {TILE_NAMES(f32, 1), TILE_NAMES(f32, 2), {f32_1x4, f32_2x4, f32_3x4, f32_4x4}, {f32_1x8}},
+    {TILE_NAMES(bf16, 1),
+     TILE_NAMES(bf16, 2),
+     {bf16_1x4, bf16_2x4, bf16_3x4, bf16_4x4},
+     {bf16_1x8}}};
+static const tile_fn block_tiles[2][BLOCK_TILE_ROWS] = {
+    {f32_block_1, f32_block_2, f32_block_3, f32_block_4, f32_block_5, f32_block_6},
+    {bf16_block_1, bf16_block_2, bf16_block_3, bf16_block_4, bf16_block_5, bf16_block_6}};
 
-/* Panels [panel, panel + panels) of the rows, cut along k so that the weights stay in the cache. */
-static void gemm_strip(const struct kernels_gemm *gemm, uint32_t row_first, uint32_t row_count,
-                       uint32_t panel, uint32_t panels, const bool is_bf16) {
+/* ---- few rows ---- */
+
+/* Rows of one tile meet each weight once, on its way from memory. What lies behind a panel's end is
+ * its neighbour, which is read already: near the end it is time for the panels that follow. */
+static void few_stream(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
+                       const uint32_t panels_log, const bool is_bf16) {
     uint32_t cols = gemm->weights->cols;
-    uint32_t parts = (row_count + TILE_ROWS - 1) / TILE_ROWS;
-    uint32_t cols_step = parts > 1 ? TILE_COLS : cols;
-    for (uint32_t first = 0; first < cols; first += cols_step) {
-        uint32_t count = cols - first < cols_step ? cols - first : cols_step;
+    size_t steps = is_bf16 ? cols / 2 : cols;
+    const size_t reach = PREFETCH_BYTES / COLUMN_BYTES;
+    size_t others = ((1u << panels_log) - 1) * panel_bytes(gemm->weights);
+    const struct fetch fetch = {.end = {steps > reach ? steps - reach : 0, steps, steps},
+                                .ahead = {PREFETCH_BYTES, PREFETCH_BYTES + others, 0}};
+    few_tiles[is_bf16][panels_log][rows - 1](gemm, row, panel, 0, cols, &fetch);
+}
+
+/* Rows of several tiles: cut along k, so that the weights stay in the cache. While a slice of
+ * columns is computed the next one is fetched, a share by each tile. */
+static void few_slices(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
+                       const uint32_t panels_log, const bool is_bf16) {
+    uint32_t cols = gemm->weights->cols;
+    const size_t step = is_bf16 ? 2 : 1;
+    uint32_t parts = (rows + FEW_TILE_ROWS - 1) / FEW_TILE_ROWS;
+    for (uint32_t first = 0; first < cols; first += TILE_COLS) {
+        uint32_t count = cols - first < TILE_COLS ? cols - first : TILE_COLS;
+        size_t steps = count / step;
+        size_t next = first + count < cols ? steps * COLUMN_BYTES
+                                           : (panel_bytes(gemm->weights) << panels_log) -
+                                                 first / step * COLUMN_BYTES;
         /* Rows are spread evenly: fourteen are seven and seven, not twelve and a slow pair. */
         for (uint32_t i = 0; i < parts; i++) {
-            uint32_t row = (uint32_t)((uint64_t)row_count * i / parts);
-            uint32_t row_end = (uint32_t)((uint64_t)row_count * (i + 1) / parts);
-            tiles[is_bf16][panels - 1][row_end - row - 1](gemm, row_first + row, panel, first,
-                                                          count);
+            uint32_t at = (uint32_t)((uint64_t)rows * i / parts);
+            uint32_t end = (uint32_t)((uint64_t)rows * (i + 1) / parts);
+            const struct fetch fetch = {.end = {steps * i / parts, steps * (i + 1) / parts, steps},
+                                        .ahead = {0, next, 0}};
+            few_tiles[is_bf16][panels_log][end - at - 1](gemm, row + at, panel, first, count,
+                                                         &fetch);
+        }
+    }
+}
+
+static void few_run(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
+                    uint32_t panel_end, const bool is_bf16) {
+    for (; rows == 1 && panel + ROW_PANELS <= panel_end; panel += ROW_PANELS) {
+        few_stream(gemm, row, rows, panel, 3, is_bf16);
+    }
+    for (; rows <= 4 && panel + 4 <= panel_end; panel += 4) {
+        few_stream(gemm, row, rows, panel, 2, is_bf16);
+    }
+    for (; panel < panel_end; panel += 2) {
+        uint32_t panels_log = panel + 2 <= panel_end ? 1 : 0;
+        if (rows <= FEW_TILE_ROWS) {
+            few_stream(gemm, row, rows, panel, panels_log, is_bf16);
+        } else {
+            few_slices(gemm, row, rows, panel, panels_log, is_bf16);
+        }
+    }
+}
+
+/* ---- many rows ---- */
+
+/* Brings columns [from, end) of a block's panels nearer. */
+INLINE void slice_fetch(const unsigned char *w, size_t w_stride, size_t from, size_t end) {
+    for (size_t at = from * COLUMN_BYTES; at < end * COLUMN_BYTES; at += COLUMN_BYTES) {
+#pragma GCC unroll 4
+        for (uint32_t p = 0; p < BLOCK_PANELS; p++) {
+            _mm_prefetch((const char *)w + p * w_stride + at, _MM_HINT_T1);
+        }
+    }
+}
+
+/* As few_slices, but each tile's share of the fetching is small enough to be had at once. */
+static void block_run(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
+                      const bool is_bf16) {
+    uint32_t cols = gemm->weights->cols;
+    const size_t step = is_bf16 ? 2 : 1;
+    size_t w_stride = panel_bytes(gemm->weights);
+    const unsigned char *w = (const unsigned char *)gemm->weights->data + panel * w_stride;
+    uint32_t parts = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
+    for (uint32_t first = 0; first < cols; first += TILE_COLS) {
+        uint32_t count = cols - first < TILE_COLS ? cols - first : TILE_COLS;
+        size_t steps = TILE_COLS / step;
+        const unsigned char *next = first + count < cols ? w + (first + count) / step * COLUMN_BYTES
+                                                         : w + BLOCK_PANELS * w_stride;
+        for (uint32_t i = 0; i < parts; i++) {
+            uint32_t at = (uint32_t)((uint64_t)rows * i / parts);
+            uint32_t end = (uint32_t)((uint64_t)rows * (i + 1) / parts);
+            slice_fetch(next, w_stride, steps * i / parts, steps * (i + 1) / parts);
+            block_tiles[is_bf16][end - at - 1](gemm, row + at, panel, first, count);
         }
     }
 }
 
 static void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end,
                         const bool is_bf16) {
-    uint32_t cols = gemm->weights->cols;
-    for (; gemm->count == 1 && panel + 8 <= panel_end; panel += 8) {
-        widest_tile[is_bf16](gemm, 0, panel, 0, cols);
-    }
-    for (; gemm->count >= 1 && gemm->count <= 4 && panel + 4 <= panel_end; panel += 4) {
-        wide_tiles[is_bf16][gemm->count - 1](gemm, 0, panel, 0, cols);
-    }
     uint32_t blocks = (gemm->count + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    for (uint32_t i = 0; i < blocks && panel < panel_end; i++) {
+    for (uint32_t i = 0; i < blocks; i++) {
         uint32_t row = (uint32_t)((uint64_t)gemm->count * i / blocks);
         uint32_t rows = (uint32_t)((uint64_t)gemm->count * (i + 1) / blocks) - row;
         uint32_t at = panel;
-        for (; at + 2 <= panel_end; at += 2) {
-            gemm_strip(gemm, row, rows, at, 2, is_bf16);
+        for (; rows > FEW_ROWS && at + BLOCK_PANELS <= panel_end; at += BLOCK_PANELS) {
+            block_run(gemm, row, rows, at, is_bf16);
         }
-        if (at < panel_end) {
-            gemm_strip(gemm, row, rows, at, 1, is_bf16);
-        }
+        few_run(gemm, row, rows, at, panel_end, is_bf16);
     }
 }
 

@@ -255,6 +255,62 @@ static void test_matrix_tiles_sum_bf16_in_the_order_that_they_promise(void **sta
     }
 }
 
+/* So small that products lie about where numbers stop being normal; some are below that already. */
+static float draw_bits(struct prng *prng) {
+    uint32_t exponent = prng_below(prng, 4) == 0 ? prng_below(prng, 3) : 55 + prng_below(prng, 20);
+    uint32_t bits = prng_below(prng, 2) << 31 | exponent << 23 | prng_below(prng, 1u << 23);
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+/* A row alone need not be computed by the instruction that takes sixteen; where numbers vanish
+ * below the normal ones it has to be as careless. */
+static void test_a_row_has_the_same_bits_alone_where_numbers_vanish(void **state) {
+    (void)state;
+    struct prng prng = {43};
+    for (size_t b = 0; b < BACKENDS; b++) {
+        const struct kernels *kernels = backend(b);
+        for (uint32_t round = 0; kernels != NULL && round < 40; round++) {
+            uint32_t rows = 1 + prng_below(&prng, 300);
+            uint32_t cols = 1 + prng_below(&prng, 400);
+            size_t stride = (size_t)kernels_panels(rows) * KERNELS_PANEL;
+            struct kernels_weights packed = {.dtype = KERNELS_BF16, .rows = rows, .cols = cols};
+            packed.data = take(kernels_weights_bytes(KERNELS_BF16, rows, cols));
+            uint16_t *source = take((size_t)rows * cols * 2);
+            for (size_t i = 0; i < (size_t)rows * cols; i++) {
+                source[i] = bf16_of(draw_bits(&prng));
+            }
+            kernels_weights_pack(&packed, 0, source, KERNELS_BF16, rows);
+            float *x = take(3 * cols * sizeof(float));
+            for (size_t i = 0; i < 3 * (size_t)cols; i++) {
+                x[i] = draw_bits(&prng);
+            }
+            float *together = take(3 * stride * sizeof(float));
+            float *alone = take(3 * stride * sizeof(float));
+            struct kernels_gemm gemm = {.weights = &packed,
+                                        .x = x,
+                                        .x_stride = cols,
+                                        .y = together,
+                                        .y_stride = stride,
+                                        .count = 3};
+            multiply(kernels, &gemm, 0, kernels_panels(rows));
+            for (uint32_t i = 0; i < 3; i++) {
+                gemm.x = x + (size_t)i * cols;
+                gemm.y = alone + i * stride;
+                gemm.count = 1;
+                multiply(kernels, &gemm, 0, kernels_panels(rows));
+            }
+            assert_memory_equal(together, alone, 3 * stride * sizeof(float));
+            free(packed.data);
+            free(source);
+            free(x);
+            free(together);
+            free(alone);
+        }
+    }
+}
+
 static void test_rows_are_rounded_as_bf16_is_stored(void **state) {
     (void)state;
     struct prng prng = {42};
@@ -993,6 +1049,7 @@ int main(void) {
         cmocka_unit_test(test_a_product_of_any_shape_is_within_the_rounding_bound),
         cmocka_unit_test(test_a_product_row_has_the_same_bits_in_every_batch_and_panel_range),
         cmocka_unit_test(test_matrix_tiles_sum_bf16_in_the_order_that_they_promise),
+        cmocka_unit_test(test_a_row_has_the_same_bits_alone_where_numbers_vanish),
         cmocka_unit_test(test_rows_are_rounded_as_bf16_is_stored),
         cmocka_unit_test(test_row_operations_agree_with_double_arithmetic_at_every_width),
         cmocka_unit_test(test_silu_is_right_over_the_whole_range_and_keeps_nan),
