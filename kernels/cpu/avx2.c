@@ -439,7 +439,7 @@ INLINE __m256 sum_lanes_of_8(const __m256 *v) {
 }
 
 /* Eight dot products; each is one chain of lanes over the dimension, then sum_lanes' order. */
-INLINE __m256 dots(const float *q, const unsigned char *const *k, uint32_t dim,
+INLINE __m256 dots(const float *q, const unsigned char *const *k, size_t at, uint32_t dim,
                    const bool is_bf16) {
     __m256 sum[8];
 #pragma GCC unroll 8
@@ -451,14 +451,14 @@ INLINE __m256 dots(const float *q, const unsigned char *const *k, uint32_t dim,
         __m256 value = _mm256_loadu_ps(q + i);
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < 8; t++) {
-            sum[t] = _mm256_fmadd_ps(value, load_kv(k[t], is_bf16, i, 8), sum[t]);
+            sum[t] = _mm256_fmadd_ps(value, load_kv(k[t] + at, is_bf16, i, 8), sum[t]);
         }
     }
     if (i < dim) {
         __m256 value = load_some(q + i, dim - i);
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < 8; t++) {
-            sum[t] = _mm256_fmadd_ps(value, load_kv(k[t], is_bf16, i, dim - i), sum[t]);
+            sum[t] = _mm256_fmadd_ps(value, load_kv(k[t] + at, is_bf16, i, dim - i), sum[t]);
         }
     }
     return sum_lanes_of_8(sum);
@@ -466,8 +466,8 @@ INLINE __m256 dots(const float *q, const unsigned char *const *k, uint32_t dim,
 
 /* out[i .. i + 8 * vectors) = out * keep + sum of weight[t] * v[t], t upwards in one chain. The
  * last vector holds `last` values. */
-INLINE void values(float *out, const float *weight, const unsigned char *const *v, uint32_t i,
-                   uint32_t count, float keep, uint32_t last, const uint32_t vectors,
+INLINE void values(float *out, const float *weight, const unsigned char *const *v, size_t at,
+                   uint32_t i, uint32_t count, float keep, uint32_t last, const uint32_t vectors,
                    const bool is_bf16) {
     __m256 sum[8];
 #pragma GCC unroll 8
@@ -479,7 +479,7 @@ INLINE void values(float *out, const float *weight, const unsigned char *const *
 #pragma GCC unroll 8
         for (uint32_t j = 0; j < vectors; j++) {
             uint32_t some = j + 1 == vectors ? last : 8;
-            sum[j] = _mm256_fmadd_ps(by, load_kv(v[t], is_bf16, i + j * 8, some), sum[j]);
+            sum[j] = _mm256_fmadd_ps(by, load_kv(v[t] + at, is_bf16, i + j * 8, some), sum[j]);
         }
     }
 #pragma GCC unroll 8
@@ -495,15 +495,21 @@ struct softmax {
     float total;
 };
 
-INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows, uint32_t count,
-                         uint32_t head, struct softmax *state, const bool is_bf16) {
+/* One block in one query head, whose K and V begin `at` bytes into the rows. next: the block whose
+ * part is asked for meanwhile, or NULL. */
+INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows,
+                         const struct rows *next, uint32_t count, size_t at, uint32_t head,
+                         struct softmax *state, const bool is_bf16) {
     const float *q = a->q + (size_t)head * a->head_dim;
     float *out = a->out + (size_t)head * a->head_dim;
     _Alignas(32) float score[KERNELS_ATTENTION_BLOCK];
     __m256 largest = _mm256_set1_ps(-INFINITY);
     __m256 scale = _mm256_set1_ps(a->scale);
     for (uint32_t t = 0; t < count; t += 8) {
-        __m256 value = _mm256_mul_ps(dots(q, rows->k + t, a->head_dim, is_bf16), scale);
+        if (next != NULL) {
+            rows_fetch(next, t, at, (size_t)a->head_dim * (is_bf16 ? 2 : 4));
+        }
+        __m256 value = _mm256_mul_ps(dots(q, rows->k + t, at, a->head_dim, is_bf16), scale);
         if (count - t < 8) {
             __m256 is_real = _mm256_castsi256_ps(tail_mask(count - t));
             value = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), value, is_real);
@@ -523,70 +529,77 @@ INLINE void attend_block(const struct kernels_attention *a, const struct rows *r
     uint32_t dim = a->head_dim;
     uint32_t i = 0;
     for (; i + 64 <= dim; i += 64) {
-        values(out, score, rows->v, i, count, keep, 8, 8, is_bf16);
+        values(out, score, rows->v, at, i, count, keep, 8, 8, is_bf16);
     }
     for (; i + 32 <= dim; i += 32) {
-        values(out, score, rows->v, i, count, keep, 8, 4, is_bf16);
+        values(out, score, rows->v, at, i, count, keep, 8, 4, is_bf16);
     }
     for (; i + 8 <= dim; i += 8) {
-        values(out, score, rows->v, i, count, keep, 8, 1, is_bf16);
+        values(out, score, rows->v, at, i, count, keep, 8, 1, is_bf16);
     }
     if (i < dim) {
-        values(out, score, rows->v, i, count, keep, dim - i, 1, is_bf16);
+        values(out, score, rows->v, at, i, count, keep, dim - i, 1, is_bf16);
     }
     state->total = state->total * keep + sum_lanes(sum);
     state->largest = merged;
 }
 
-/* Query heads of one KV head that share each block while it is in the cache. */
-#define GROUP_MAX 16u
+/* Query heads that go through the blocks together: what is read lies in memory block by block. */
+#define HEADS_MAX 64u
 
-INLINE void attend_group(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
-                         uint32_t head_count, const bool is_bf16) {
-    struct softmax state[GROUP_MAX];
-    struct rows rows;
+INLINE void attend_heads(const struct kernels_attention *a, uint32_t head_first, uint32_t head_end,
+                         const bool is_bf16) {
+    struct softmax state[HEADS_MAX];
+    struct rows rows[2]; /* this block's and the next one's */
     uint32_t dim = a->head_dim;
-    float *out = a->out + (size_t)head_first * dim;
-    size_t head_bytes = (size_t)kv_head * dim * (is_bf16 ? 2 : 4);
-    memset(out, 0, (size_t)head_count * dim * sizeof(float));
-    for (uint32_t i = 0; i < head_count; i++) {
-        state[i] = (struct softmax){.largest = -INFINITY, .total = 0.0f};
+    uint32_t group = a->heads / a->kv_heads;
+    size_t head_size = (size_t)dim * (is_bf16 ? 2 : 4);
+    memset(a->out + (size_t)head_first * dim, 0,
+           (size_t)(head_end - head_first) * dim * sizeof(float));
+    for (uint32_t head = head_first; head < head_end; head++) {
+        state[head - head_first] = (struct softmax){.largest = -INFINITY, .total = 0.0f};
     }
-    for (uint32_t first = 0; first < a->length; first += KERNELS_ATTENTION_BLOCK) {
+    rows_find(a, 0, a->length, &rows[0]);
+    for (uint32_t first = 0, block = 0; first < a->length;
+         first += KERNELS_ATTENTION_BLOCK, block++) {
         uint32_t count = a->length - first;
-        count = count < KERNELS_ATTENTION_BLOCK ? count : KERNELS_ATTENTION_BLOCK;
-        rows_find(a, first, count, head_bytes, &rows);
-        for (uint32_t i = 0; i < head_count; i++) {
-            attend_block(a, &rows, count, head_first + i, &state[i], is_bf16);
+        struct rows *next = NULL;
+        if (count > KERNELS_ATTENTION_BLOCK) {
+            count = KERNELS_ATTENTION_BLOCK;
+            next = &rows[(block + 1) % 2];
+            rows_find(a, first + count, a->length, next);
+        }
+        for (uint32_t head = head_first; head < head_end; head++) {
+            bool is_fresh = head == head_first || head % group == 0;
+            attend_block(a, &rows[block % 2], is_fresh ? next : NULL, count,
+                         head / group * head_size, head, &state[head - head_first], is_bf16);
         }
     }
-    for (uint32_t i = 0; i < head_count; i++) {
+    for (uint32_t head = head_first; head < head_end; head++) {
+        float *out = a->out + (size_t)head * dim;
         for (uint32_t j = 0; j < dim; j++) {
-            out[(size_t)i * dim + j] /= state[i].total;
+            out[j] /= state[head - head_first].total;
         }
     }
 }
 
-static void attend_f32(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
-                       uint32_t head_count) {
-    attend_group(a, kv_head, head_first, head_count, false);
+static void attend_f32(const struct kernels_attention *a, uint32_t head_first, uint32_t head_end) {
+    attend_heads(a, head_first, head_end, false);
 }
-static void attend_bf16(const struct kernels_attention *a, uint32_t kv_head, uint32_t head_first,
-                        uint32_t head_count) {
-    attend_group(a, kv_head, head_first, head_count, true);
+static void attend_bf16(const struct kernels_attention *a, uint32_t head_first, uint32_t head_end) {
+    attend_heads(a, head_first, head_end, true);
 }
 
 static void attend_token(const struct kernels_attention *a, uint32_t kv_head_first,
                          uint32_t kv_head_end) {
     uint32_t group = a->heads / a->kv_heads;
-    for (uint32_t kv_head = kv_head_first; kv_head < kv_head_end; kv_head++) {
-        for (uint32_t first = 0; first < group; first += GROUP_MAX) {
-            uint32_t count = group - first < GROUP_MAX ? group - first : GROUP_MAX;
-            if (a->kv_dtype == KERNELS_BF16) {
-                attend_bf16(a, kv_head, kv_head * group + first, count);
-            } else {
-                attend_f32(a, kv_head, kv_head * group + first, count);
-            }
+    uint32_t last = kv_head_end * group;
+    for (uint32_t first = kv_head_first * group; first < last; first += HEADS_MAX) {
+        uint32_t end = last - first < HEADS_MAX ? last : first + HEADS_MAX;
+        if (a->kv_dtype == KERNELS_BF16) {
+            attend_bf16(a, first, end);
+        } else {
+            attend_f32(a, first, end);
         }
     }
 }

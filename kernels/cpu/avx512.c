@@ -425,8 +425,8 @@ INLINE __m512 sum_halves_of_8(const __m512 *v) {
 }
 
 /* Eight tokens' dot products with both rows of `pairs` neighbouring pairs. */
-INLINE void dots(const struct pair *pair, const unsigned char *const *k, uint32_t dim, __m512 *out,
-                 const uint32_t pairs, const bool is_bf16) {
+INLINE void dots(const struct pair *pair, const unsigned char *const *k, size_t at, uint32_t dim,
+                 __m512 *out, const uint32_t pairs, const bool is_bf16) {
     __m512 sum[2][8];
 #pragma GCC unroll 2
     for (uint32_t p = 0; p < pairs; p++) {
@@ -444,7 +444,7 @@ INLINE void dots(const struct pair *pair, const unsigned char *const *k, uint32_
         }
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < 8; t++) {
-            __m512 key = load_key(k[t], i, 8, is_bf16);
+            __m512 key = load_key(k[t] + at, i, 8, is_bf16);
 #pragma GCC unroll 2
             for (uint32_t p = 0; p < pairs; p++) {
                 sum[p][t] = _mm512_fmadd_ps(value[p], key, sum[p][t]);
@@ -454,7 +454,7 @@ INLINE void dots(const struct pair *pair, const unsigned char *const *k, uint32_
     if (i < dim) { /* the rows' own values are followed by zeros */
 #pragma GCC unroll 8
         for (uint32_t t = 0; t < 8; t++) {
-            __m512 key = load_key(k[t], i, dim - i, is_bf16);
+            __m512 key = load_key(k[t] + at, i, dim - i, is_bf16);
 #pragma GCC unroll 2
             for (uint32_t p = 0; p < pairs; p++) {
                 __m512 value = _mm512_load_ps(pair[p].q + (size_t)i * 2);
@@ -494,7 +494,8 @@ struct part {
 /* out[i .. i + 16 * vectors) = out * keep + sum of score[t] * v[t] for both rows, t upwards in one
  * chain. The last vector has the lanes of `last`. */
 INLINE void values(const struct pair *pair, const struct part *part, const unsigned char *const *v,
-                   uint32_t i, __mmask16 last, const uint32_t vectors, const bool is_bf16) {
+                   size_t at, uint32_t i, __mmask16 last, const uint32_t vectors,
+                   const bool is_bf16) {
     __m512 sum[2][4];
     memset(sum, 0, sizeof(sum));
     uint32_t t = 0;
@@ -503,7 +504,7 @@ INLINE void values(const struct pair *pair, const struct part *part, const unsig
 #pragma GCC unroll 4
         for (uint32_t j = 0; j < vectors; j++) {
             __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
-            __m512 value = load_value(v[t], i + j * 16, mask, is_bf16);
+            __m512 value = load_value(v[t] + at, i + j * 16, mask, is_bf16);
             sum[0][j] = _mm512_fmadd_ps(by[0], value, sum[0][j]);
             sum[1][j] = _mm512_fmadd_ps(by[1], value, sum[1][j]);
         }
@@ -513,7 +514,8 @@ INLINE void values(const struct pair *pair, const struct part *part, const unsig
 #pragma GCC unroll 4
         for (uint32_t j = 0; j < vectors; j++) {
             __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
-            sum[1][j] = _mm512_fmadd_ps(by, load_value(v[t], i + j * 16, mask, is_bf16), sum[1][j]);
+            sum[1][j] =
+                _mm512_fmadd_ps(by, load_value(v[t] + at, i + j * 16, mask, is_bf16), sum[1][j]);
         }
     }
 #pragma GCC unroll 2
@@ -574,9 +576,12 @@ INLINE void soften(struct pair *pair, struct part *part, __m512 largest) {
     }
 }
 
-/* One block of one or two neighbouring pairs, which share the loads of the keys. */
-INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows, uint32_t first,
-                         struct pair *pair, const uint32_t pairs, const bool is_bf16) {
+/* One block of one or two neighbouring pairs, which share the loads of the keys. K and V of their
+ * head begin `at` bytes into the rows. next: the block whose part is asked for meanwhile, or NULL.
+ */
+INLINE void attend_block(const struct kernels_attention *a, const struct rows *rows,
+                         const struct rows *next, size_t at, uint32_t first, struct pair *pair,
+                         const uint32_t pairs, const bool is_bf16) {
     struct part parts[2];
     const __m512 lowest = _mm512_set1_ps(-INFINITY);
     __m512 largest[2] = {lowest, lowest};
@@ -591,7 +596,10 @@ INLINE void attend_block(const struct kernels_attention *a, const struct rows *r
     }
     for (uint32_t t = 0; t < count; t += 8) {
         __m512 score[2];
-        dots(pair, rows->k + t, a->head_dim, score, pairs, is_bf16);
+        if (next != NULL) {
+            rows_fetch(next, t, at, (size_t)a->head_dim * (is_bf16 ? 2 : 4));
+        }
+        dots(pair, rows->k + t, at, a->head_dim, score, pairs, is_bf16);
 #pragma GCC unroll 2
         for (uint32_t p = 0; p < pairs; p++) {
             __mmask16 real = real_lanes(parts[p].count, t);
@@ -610,113 +618,156 @@ INLINE void attend_block(const struct kernels_attention *a, const struct rows *r
         soften(&pair[p], &parts[p], largest[p]);
         uint32_t i = 0;
         for (; i + 64 <= dim; i += 64) {
-            values(&pair[p], &parts[p], rows->v, i, 0xffff, 4, is_bf16);
+            values(&pair[p], &parts[p], rows->v, at, i, 0xffff, 4, is_bf16);
         }
         for (; i < dim; i += 16) {
-            values(&pair[p], &parts[p], rows->v, i, tail_mask(dim - i), 1, is_bf16);
+            values(&pair[p], &parts[p], rows->v, at, i, tail_mask(dim - i), 1, is_bf16);
         }
     }
 }
 
+typedef void (*attend_fn)(const struct kernels_attention *a, const struct rows *rows,
+                          const struct rows *next, size_t at, uint32_t first, struct pair *pair,
+                          uint32_t pairs);
+
 static void attend_block_f32(const struct kernels_attention *a, const struct rows *rows,
-                             uint32_t first, struct pair *pair, uint32_t pairs) {
+                             const struct rows *next, size_t at, uint32_t first, struct pair *pair,
+                             uint32_t pairs) {
     if (pairs == 2) {
-        attend_block(a, rows, first, pair, 2, false);
+        attend_block(a, rows, next, at, first, pair, 2, false);
     } else {
-        attend_block(a, rows, first, pair, 1, false);
+        attend_block(a, rows, next, at, first, pair, 1, false);
     }
 }
 static void attend_block_bf16(const struct kernels_attention *a, const struct rows *rows,
-                              uint32_t first, struct pair *pair, uint32_t pairs) {
+                              const struct rows *next, size_t at, uint32_t first, struct pair *pair,
+                              uint32_t pairs) {
     if (pairs == 2) {
-        attend_block(a, rows, first, pair, 2, true);
+        attend_block(a, rows, next, at, first, pair, 2, true);
     } else {
-        attend_block(a, rows, first, pair, 1, true);
+        attend_block(a, rows, next, at, first, pair, 1, true);
     }
 }
 
-/* Query rows of one KV head that share each block while it is in the cache: few enough for their
- * values to stay there too. */
+/* Query rows that go through the blocks together: few enough for their values to stay in the cache.
+ * Those of one KV head, so that they share each block; for a single token those of several, so that
+ * what is read lies in memory block by block. */
 #define PAIRS_MAX    24u
 #define HEAD_DIM_MAX 1024u
 #define QUERY_FLOATS 8192u
 #define WIDEN_DIM    128u /* a block's keys and values of at most this width are widened once */
 #define WIDEN_PAIRS  4u   /* for at least so many pairs */
 
-/* A block's BF16 rows as F32; `rows` points to them then. */
-static void rows_widen(struct rows *rows, uint32_t count, uint32_t dim, float *k, float *v) {
-    for (uint32_t t = 0; t < count; t++) {
+/* A block's BF16 rows of one head as F32, and where they are then. */
+static void rows_widen(const struct rows *rows, size_t head_at, uint32_t dim, float *k, float *v,
+                       struct rows *wide) {
+    for (uint32_t t = 0; t < rows->count; t++) {
         for (uint32_t i = 0; i < dim; i += 16) {
             __mmask16 mask = tail_mask(dim - i);
             size_t at = (size_t)t * WIDEN_DIM + i;
-            _mm512_mask_storeu_ps(k + at, mask, load_value(rows->k[t], i, mask, true));
-            _mm512_mask_storeu_ps(v + at, mask, load_value(rows->v[t], i, mask, true));
+            _mm512_mask_storeu_ps(k + at, mask, load_value(rows->k[t] + head_at, i, mask, true));
+            _mm512_mask_storeu_ps(v + at, mask, load_value(rows->v[t] + head_at, i, mask, true));
         }
-        rows->k[t] = (const unsigned char *)(k + (size_t)t * WIDEN_DIM);
-        rows->v[t] = (const unsigned char *)(v + (size_t)t * WIDEN_DIM);
+        wide->k[t] = (const unsigned char *)(k + (size_t)t * WIDEN_DIM);
+        wide->v[t] = (const unsigned char *)(v + (size_t)t * WIDEN_DIM);
     }
-    for (uint32_t t = count; t % 8 != 0; t++) {
-        rows->k[t] = rows->k[count - 1];
-    }
+    wide->count = rows->count;
 }
 
-/* Query rows [row_first, row_first + row_count) of one KV head; row r is head r % group of token
- * r / group. */
-static void attend_rows(const struct kernels_attention *a, uint32_t kv_head, uint32_t row_first,
-                        uint32_t row_count) {
+/* Some query rows of neighbouring KV heads, of each head as many: row r of a head is head r % group
+ * of token r / group. */
+struct attend {
+    const struct kernels_attention *a;
+    struct pair pairs[PAIRS_MAX];
+    uint32_t count;   /* pairs of each KV head */
+    uint32_t kv_head; /* the first */
+    uint32_t kv_heads;
+    float spare[HEAD_DIM_MAX]; /* what the second half of an odd last pair computes */
     _Alignas(64) float query[QUERY_FLOATS];
     _Alignas(64) float wide_k[KERNELS_ATTENTION_BLOCK * WIDEN_DIM];
     _Alignas(64) float wide_v[KERNELS_ATTENTION_BLOCK * WIDEN_DIM];
-    float spare[HEAD_DIM_MAX]; /* what the second half of an odd last pair computes */
-    struct pair pairs[PAIRS_MAX];
-    struct rows rows;
+};
+
+static size_t query_floats(uint32_t dim) {
+    return (size_t)2 * ((dim + 7) / 8 * 8); /* of a pair */
+}
+
+static void pairs_make(struct attend *attend, uint32_t row_first, uint32_t row_count) {
+    const struct kernels_attention *a = attend->a;
     uint32_t dim = a->head_dim;
-    uint32_t wide = (dim + 7) / 8 * 8;
     uint32_t group = a->heads / a->kv_heads;
-    uint32_t count = (row_count + 1) / 2;
-    bool is_bf16 = a->kv_dtype == KERNELS_BF16;
-    for (uint32_t r = 0; r < 2 * count; r++) {
-        bool is_spare = r == row_count;
-        uint32_t row = row_first + (is_spare ? r - 1 : r);
-        uint32_t token = row / group;
-        size_t head = (size_t)(kv_head * group + row % group) * dim;
-        const float *from = a->q + token * a->q_stride + head;
-        float *q = query + (size_t)(r / 2) * 2 * wide + (r % 2) * 8;
-        for (uint32_t i = 0; i < wide; i += 8) {
-            __mmask8 mask = (__mmask8)tail_mask(dim - i < 8 ? dim - i : 8);
-            _mm256_store_ps(q + (size_t)i * 2, _mm256_maskz_loadu_ps(mask, from + i));
-        }
-        struct pair *pair = &pairs[r / 2];
-        pair->q = query + (size_t)(r / 2) * 2 * wide;
-        pair->out[r % 2] = is_spare ? spare : a->out + token * a->out_stride + head;
-        pair->length[r % 2] = a->length + token;
-        pair->largest[r % 2] = -INFINITY;
-        pair->total[r % 2] = 0;
-        memset(pair->out[r % 2], 0, dim * sizeof(float));
-    }
-    uint32_t length = pairs[count - 1].length[1];
-    size_t head_bytes = (size_t)kv_head * dim * (is_bf16 ? 2 : 4);
-    bool is_widened = is_bf16 && count >= WIDEN_PAIRS && dim <= WIDEN_DIM;
-    for (uint32_t first = 0; first < length; first += KERNELS_ATTENTION_BLOCK) {
-        uint32_t some = length - first;
-        some = some < KERNELS_ATTENTION_BLOCK ? some : KERNELS_ATTENTION_BLOCK;
-        rows_find(a, first, some, head_bytes, &rows);
-        if (is_widened) {
-            rows_widen(&rows, some, dim, wide_k, wide_v);
-        }
-        for (uint32_t i = 0; i < count; i += 2) {
-            uint32_t two = count - i < 2 ? 1 : 2;
-            if (is_bf16 && !is_widened) {
-                attend_block_bf16(a, &rows, first, &pairs[i], two);
-            } else {
-                attend_block_f32(a, &rows, first, &pairs[i], two);
+    attend->count = (row_count + 1) / 2;
+    for (uint32_t p = 0; p < attend->kv_heads * attend->count; p++) {
+        struct pair *pair = &attend->pairs[p];
+        float *query = attend->query + p * query_floats(dim);
+        pair->q = query;
+        for (uint32_t half = 0; half < 2; half++) {
+            uint32_t r = p % attend->count * 2 + half;
+            bool is_spare = r == row_count;
+            uint32_t row = row_first + (is_spare ? r - 1 : r);
+            uint32_t token = row / group;
+            uint32_t kv_head = attend->kv_head + p / attend->count;
+            size_t head = (size_t)(kv_head * group + row % group) * dim;
+            const float *from = a->q + token * a->q_stride + head;
+            for (uint32_t i = 0; i < dim; i += 8) {
+                __mmask8 mask = (__mmask8)tail_mask(dim - i < 8 ? dim - i : 8);
+                _mm256_store_ps(query + (size_t)i * 2 + (size_t)half * 8,
+                                _mm256_maskz_loadu_ps(mask, from + i));
             }
+            pair->out[half] = is_spare ? attend->spare : a->out + token * a->out_stride + head;
+            pair->length[half] = a->length + token;
+            pair->largest[half] = -INFINITY;
+            pair->total[half] = 0;
+            memset(pair->out[half], 0, dim * sizeof(float));
         }
     }
-    for (uint32_t r = 0; r < row_count; r++) {
-        float *out = pairs[r / 2].out[r % 2];
-        for (uint32_t j = 0; j < dim; j++) {
-            out[j] /= pairs[r / 2].total[r % 2];
+}
+
+/* One block in all heads. */
+static void heads_attend(struct attend *attend, uint32_t first, const struct rows *rows,
+                         const struct rows *next) {
+    const struct kernels_attention *a = attend->a;
+    bool is_bf16 = a->kv_dtype == KERNELS_BF16;
+    bool is_widened = is_bf16 && attend->count >= WIDEN_PAIRS && a->head_dim <= WIDEN_DIM;
+    attend_fn block = is_bf16 && !is_widened ? attend_block_bf16 : attend_block_f32;
+    for (uint32_t h = 0; h < attend->kv_heads; h++) {
+        struct rows wide;
+        size_t at = (size_t)(attend->kv_head + h) * a->head_dim * (is_bf16 ? 2 : 4);
+        if (is_widened) {
+            rows_widen(rows, at, a->head_dim, attend->wide_k, attend->wide_v, &wide);
+        }
+        for (uint32_t i = 0; i < attend->count; i += 2) {
+            block(a, is_widened ? &wide : rows, i == 0 && !is_widened ? next : NULL,
+                  is_widened ? 0 : at, first, &attend->pairs[h * attend->count + i],
+                  attend->count - i < 2 ? 1 : 2);
+        }
+    }
+}
+
+static void attend_rows(const struct kernels_attention *a, uint32_t kv_head, uint32_t kv_heads,
+                        uint32_t row_first, uint32_t row_count) {
+    struct attend attend; /* some 100 KiB, only what is needed of it is touched */
+    struct rows rows[2];  /* this block's and the next one's */
+    attend.a = a;
+    attend.kv_head = kv_head;
+    attend.kv_heads = kv_heads;
+    pairs_make(&attend, row_first, row_count);
+    uint32_t length = attend.pairs[attend.count - 1].length[1];
+    rows_find(a, 0, length, &rows[0]);
+    for (uint32_t first = 0, n = 0; first < length; first += KERNELS_ATTENTION_BLOCK, n++) {
+        struct rows *next = NULL;
+        if (length - first > KERNELS_ATTENTION_BLOCK) {
+            next = &rows[(n + 1) % 2];
+            rows_find(a, first + KERNELS_ATTENTION_BLOCK, length, next);
+        }
+        heads_attend(&attend, first, &rows[n % 2], next);
+    }
+    for (uint32_t p = 0; p < kv_heads * attend.count; p++) {
+        for (uint32_t half = 0; half < 2; half++) {
+            float *out = attend.pairs[p].out[half];
+            for (uint32_t j = 0; j < a->head_dim && out != attend.spare; j++) {
+                out[j] /= attend.pairs[p].total[half];
+            }
         }
     }
 }
@@ -728,12 +779,16 @@ static void avx512_attention(const struct kernels_attention *a, uint32_t kv_head
         kernels_avx2.attention(a, kv_head_first, kv_head_end);
         return;
     }
-    uint32_t pairs = QUERY_FLOATS / (2 * ((a->head_dim + 7) / 8 * 8));
-    uint32_t step = 2 * (pairs < PAIRS_MAX ? pairs : PAIRS_MAX);
-    for (uint32_t kv_head = kv_head_first; kv_head < kv_head_end; kv_head++) {
-        for (uint32_t row = 0; row < rows; row += step) {
-            attend_rows(a, kv_head, row, rows - row < step ? rows - row : step);
+    uint32_t pairs = (uint32_t)(QUERY_FLOATS / query_floats(a->head_dim));
+    pairs = pairs < PAIRS_MAX ? pairs : PAIRS_MAX;
+    uint32_t at_once = a->tokens > 1 ? 1 : pairs / ((rows + 1) / 2);
+    for (uint32_t h = kv_head_first; h < kv_head_end;) {
+        uint32_t heads = at_once < 1 ? 1 : at_once;
+        heads = kv_head_end - h < heads ? kv_head_end - h : heads;
+        for (uint32_t row = 0; row < rows; row += 2 * pairs) {
+            attend_rows(a, h, heads, row, rows - row < 2 * pairs ? rows - row : 2 * pairs);
         }
+        h += heads;
     }
 }
 

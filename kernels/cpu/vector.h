@@ -33,20 +33,23 @@ INLINE size_t panel_bytes(const struct kernels_weights *weights) {
                : (size_t)kernels_halves(weights->cols) * KERNELS_PANEL * sizeof(uint16_t);
 }
 
+/* The rows of one block of tokens, all heads: where each begins. */
 struct rows {
     const unsigned char *k[KERNELS_ATTENTION_BLOCK];
     const unsigned char *v[KERNELS_ATTENTION_BLOCK];
+    uint32_t count; /* a multiple of 8; past the last real row that one repeats: it is computed and
+                       thrown away */
 };
 
-/* Addresses of the rows [first, first + count), head's first value included. Past count, up to the
- * next multiple of 8, the last row repeats: it is computed and thrown away. */
-static inline void rows_find(const struct kernels_attention *a, uint32_t first, uint32_t count,
-                             size_t head_bytes, struct rows *rows) {
+/* Of the block that begins at token `first` and ends with it, or at `length`. */
+static inline void rows_find(const struct kernels_attention *a, uint32_t first, uint32_t length,
+                             struct rows *rows) {
     uint32_t page = first / a->page_tokens;
     uint32_t in_page = first % a->page_tokens;
+    uint32_t count = length - first;
+    count = count < KERNELS_ATTENTION_BLOCK ? count : KERNELS_ATTENTION_BLOCK;
     for (uint32_t t = 0; t < count; t++) {
-        uint64_t at =
-            (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes + head_bytes;
+        uint64_t at = (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes;
         rows->k[t] = a->base + at + a->k_offset;
         rows->v[t] = a->base + at + a->v_offset;
         if (++in_page == a->page_tokens) {
@@ -54,8 +57,20 @@ static inline void rows_find(const struct kernels_attention *a, uint32_t first, 
             page++;
         }
     }
-    for (uint32_t t = count; t % 8 != 0; t++) {
-        rows->k[t] = rows->k[count - 1];
+    for (rows->count = count; rows->count % 8 != 0; rows->count++) {
+        rows->k[rows->count] = rows->k[count - 1];
+        rows->v[rows->count] = rows->v[count - 1];
+    }
+}
+
+/* Asks for one head's part, `size` bytes from `at`, of eight rows of the block that comes next: a
+ * few lines here and there, which no prefetcher of the processor guesses. */
+INLINE void rows_fetch(const struct rows *next, uint32_t t, size_t at, size_t size) {
+    for (uint32_t end = t + 8; t < end && t < next->count; t++) {
+        for (size_t line = at; line < at + size; line += 64) {
+            _mm_prefetch((const char *)next->k[t] + line, _MM_HINT_T0);
+            _mm_prefetch((const char *)next->v[t] + line, _MM_HINT_T0);
+        }
     }
 }
 

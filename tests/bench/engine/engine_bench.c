@@ -8,8 +8,8 @@
  * 16 rows and one prefill of 512 tokens, each the best of a few repetitions. The named ones are
  * means, as the peers' own benchmarks print them, one line "name number" each: "limits", "prefill"
  * (512 tokens at once), "decodeN" (N rows: a prompt of 16 tokens each, then 16 steps; N = 1: 32
- * steps from nothing). Other processes on the machine spoil the numbers: the share of processor
- * time that went elsewhere is printed. */
+ * steps from nothing), "deepN" (one row, 16 steps behind N tokens). Other processes on the machine
+ * spoil the numbers: the share of processor time that went elsewhere is printed. */
 #include "base/check.h"
 #include "engine/engine.h"
 #include "engine/team.h"
@@ -397,6 +397,19 @@ static double mean_decode(struct bench *bench, uint32_t rows) {
     return (double)repeats * rows * steps / seconds;
 }
 
+/* The same for one row whose context is long: zeros, which are read like any others. */
+static double mean_deep(struct bench *bench, uint32_t depth) {
+    double seconds = 0;
+    int repeats = 0;
+    (void)step_run(bench, 1, depth, 1);
+    for (; repeats < MEAN_REPEATS || seconds < MEAN_SECONDS; repeats++) {
+        for (uint32_t i = 0; i < BATCH_ROWS; i++) {
+            seconds += step_run(bench, 1, depth + i, 1);
+        }
+    }
+    return (double)repeats * BATCH_ROWS / seconds;
+}
+
 /* Processor seconds that all processes, and this one, have used. */
 static double machine_seconds(void) {
     unsigned long long user = 0;
@@ -431,6 +444,13 @@ static struct costs costs_make(const struct model_info *info) {
                           .prefill = 2.0 * (used - vocab) * PREFILL + 2.0 * vocab + attention};
 }
 
+/* Behind how many tokens the pool and the model's context leave room for some steps. */
+static uint32_t depth_most(const struct model_info *info) {
+    uint32_t most = ROWS_MAX * PAGES_ROW * 16;
+    most = most < info->context_tokens ? most : info->context_tokens;
+    return most > BATCH_ROWS ? most - BATCH_ROWS : 0;
+}
+
 static void run_named(struct bench *bench, struct team *team, char **names, int count) {
     for (int i = 0; i < count; i++) {
         unsigned int rows = 0;
@@ -445,12 +465,14 @@ static void run_named(struct bench *bench, struct team *team, char **names, int 
             printf("prefill %.2f\n", mean_prefill(bench));
         } else if (sscanf(names[i], "decode%u", &rows) == 1 && rows >= 1 && rows <= ROWS_MAX) {
             printf("decode%u %.2f\n", rows, mean_decode(bench, rows));
+        } else if (sscanf(names[i], "deep%u", &rows) == 1 && rows <= depth_most(bench->info)) {
+            printf("deep%u %.2f\n", rows, mean_deep(bench, rows));
         } else {
             (void)fprintf(
                 stderr,
                 "engine_bench: MEASUREMENT %s is none of limits, prefill, decodeN (N from "
-                "1 to %u)\n",
-                names[i], ROWS_MAX);
+                "1 to %u), deepN (N up to %u for this model)\n",
+                names[i], ROWS_MAX, depth_most(bench->info));
             exit(2);
         }
     }
