@@ -58,7 +58,7 @@ struct forward {
 };
 
 /* Query rows of one KV head that an attention tile has: as many as the kernels keep at hand. */
-#define TILE_QUERIES    48u
+#define TILE_QUERIES    96u
 #define PARTS_EACH      4u /* of a loop, for each thread */
 #define PART_PANELS_MIN 8u
 #define PART_ROWS       128u /* of many, about */

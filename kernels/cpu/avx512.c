@@ -655,24 +655,6 @@ static void attend_block_bf16(const struct kernels_attention *a, const struct ro
 #define PAIRS_MAX    24u
 #define HEAD_DIM_MAX 1024u
 #define QUERY_FLOATS 8192u
-#define WIDEN_DIM    128u /* a block's keys and values of at most this width are widened once */
-#define WIDEN_PAIRS  4u   /* for at least so many pairs */
-
-/* A block's BF16 rows of one head as F32, and where they are then. */
-static void rows_widen(const struct rows *rows, size_t head_at, uint32_t dim, float *k, float *v,
-                       struct rows *wide) {
-    for (uint32_t t = 0; t < rows->count; t++) {
-        for (uint32_t i = 0; i < dim; i += 16) {
-            __mmask16 mask = tail_mask(dim - i);
-            size_t at = (size_t)t * WIDEN_DIM + i;
-            _mm512_mask_storeu_ps(k + at, mask, load_value(rows->k[t] + head_at, i, mask, true));
-            _mm512_mask_storeu_ps(v + at, mask, load_value(rows->v[t] + head_at, i, mask, true));
-        }
-        wide->k[t] = (const unsigned char *)(k + (size_t)t * WIDEN_DIM);
-        wide->v[t] = (const unsigned char *)(v + (size_t)t * WIDEN_DIM);
-    }
-    wide->count = rows->count;
-}
 
 /* Some query rows of neighbouring KV heads, of each head as many: row r of a head is head r % group
  * of token r / group. */
@@ -684,8 +666,6 @@ struct attend {
     uint32_t kv_heads;
     float spare[HEAD_DIM_MAX]; /* what the second half of an odd last pair computes */
     _Alignas(64) float query[QUERY_FLOATS];
-    _Alignas(64) float wide_k[KERNELS_ATTENTION_BLOCK * WIDEN_DIM];
-    _Alignas(64) float wide_v[KERNELS_ATTENTION_BLOCK * WIDEN_DIM];
 };
 
 static size_t query_floats(uint32_t dim) {
@@ -728,17 +708,11 @@ static void heads_attend(struct attend *attend, uint32_t first, const struct row
                          const struct rows *next) {
     const struct kernels_attention *a = attend->a;
     bool is_bf16 = a->kv_dtype == KERNELS_BF16;
-    bool is_widened = is_bf16 && attend->count >= WIDEN_PAIRS && a->head_dim <= WIDEN_DIM;
-    attend_fn block = is_bf16 && !is_widened ? attend_block_bf16 : attend_block_f32;
+    attend_fn block = is_bf16 ? attend_block_bf16 : attend_block_f32;
     for (uint32_t h = 0; h < attend->kv_heads; h++) {
-        struct rows wide;
         size_t at = (size_t)(attend->kv_head + h) * a->head_dim * (is_bf16 ? 2 : 4);
-        if (is_widened) {
-            rows_widen(rows, at, a->head_dim, attend->wide_k, attend->wide_v, &wide);
-        }
         for (uint32_t i = 0; i < attend->count; i += 2) {
-            block(a, is_widened ? &wide : rows, i == 0 && !is_widened ? next : NULL,
-                  is_widened ? 0 : at, first, &attend->pairs[h * attend->count + i],
+            block(a, rows, i == 0 ? next : NULL, at, first, &attend->pairs[h * attend->count + i],
                   attend->count - i < 2 ? 1 : 2);
         }
     }
@@ -746,8 +720,8 @@ static void heads_attend(struct attend *attend, uint32_t first, const struct row
 
 static void attend_rows(const struct kernels_attention *a, uint32_t kv_head, uint32_t kv_heads,
                         uint32_t row_first, uint32_t row_count) {
-    struct attend attend; /* some 100 KiB, only what is needed of it is touched */
-    struct rows rows[2];  /* this block's and the next one's */
+    struct attend attend;
+    struct rows rows[2]; /* this block's and the next one's */
     attend.a = a;
     attend.kv_head = kv_head;
     attend.kv_heads = kv_heads;
@@ -772,11 +746,352 @@ static void attend_rows(const struct kernels_attention *a, uint32_t kv_head, uin
     }
 }
 
+/* ---- attention of many query rows of one KV head ---- */
+
+/* A block's keys are turned first, so that a register holds one column of sixteen tokens and a
+ * query value meets it whole. A dot product's eight lanes are eight registers then, each a chain
+ * over every eighth column, added up in the order in which sum_lanes adds lanes: the same bits,
+ * without a shuffle for each product. */
+
+#define MANY_ROWS_MIN  8u   /* for fewer the turning costs more than it gives */
+#define MANY_DIM_MAX   128u /* whose keys and values stay in the cache */
+#define MANY_ROWS_MAX  96u
+#define FOUR           4u /* rows that are computed together */
+#define TOKENS         32u
+#define TURNED(d_, t_) ((size_t)(d_)*KERNELS_ATTENTION_BLOCK + (t_))
+
+struct many {
+    const struct kernels_attention *a;
+    uint32_t wide;  /* head_dim, padded to whole eights with zeros in q and keys */
+    uint32_t count; /* rows, padded to whole fours by the last one again */
+    float *out[MANY_ROWS_MAX];
+    uint32_t length[MANY_ROWS_MAX];
+    float largest[MANY_ROWS_MAX];
+    float total[MANY_ROWS_MAX];
+    float spare[MANY_DIM_MAX]; /* what the padding computes */
+    _Alignas(64) float query[QUERY_FLOATS];
+    _Alignas(64) float keys[MANY_DIM_MAX * KERNELS_ATTENTION_BLOCK];   /* [wide] of [tokens] */
+    _Alignas(64) float values[KERNELS_ATTENTION_BLOCK * MANY_DIM_MAX]; /* of BF16, widened */
+    _Alignas(64) float score[FOUR][KERNELS_ATTENTION_BLOCK];
+};
+
+/* Sixteen registers as rows of a square become its columns. */
+INLINE void turn_16(__m512 *r) {
+    __m512 s[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        s[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        s[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            __m512d low = _mm512_castps_pd(s[4 * i + j]);
+            __m512d high = _mm512_castps_pd(s[4 * i + 2 + j]);
+            r[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            r[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        s[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
+        s[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
+        s[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
+        s[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_f32x4(s[i], s[8 + i], 0x88);
+        r[8 + i] = _mm512_shuffle_f32x4(s[i], s[8 + i], 0xdd);
+        r[4 + i] = _mm512_shuffle_f32x4(s[4 + i], s[12 + i], 0x88);
+        r[12 + i] = _mm512_shuffle_f32x4(s[4 + i], s[12 + i], 0xdd);
+    }
+}
+
+/* The block's keys, turned; tokens past the last one repeat it. */
+INLINE void keys_turn(struct many *many, const struct rows *rows, size_t at, const bool is_bf16) {
+    uint32_t dim = many->a->head_dim;
+    uint32_t end = (rows->count + TOKENS - 1) / TOKENS * TOKENS;
+    for (uint32_t t = 0; t < end; t += 16) {
+        for (uint32_t d = 0; d < dim; d += 16) {
+            __m512 square[16];
+#pragma GCC unroll 16
+            for (uint32_t i = 0; i < 16; i++) {
+                uint32_t token = t + i < rows->count ? t + i : rows->count - 1;
+                square[i] = load_value(rows->k[token] + at, d, tail_mask(dim - d), is_bf16);
+            }
+            turn_16(square);
+#pragma GCC unroll 16
+            for (uint32_t i = 0; i < 16; i++) {
+                if (d + i < many->wide) {
+                    _mm512_store_ps(many->keys + TURNED(d + i, t), square[i]);
+                }
+            }
+        }
+    }
+}
+
+static void values_widen(struct many *many, struct rows *rows, size_t at) {
+    uint32_t dim = many->a->head_dim;
+    for (uint32_t t = 0; t < rows->count; t++) {
+        float *to = many->values + (size_t)t * MANY_DIM_MAX;
+        for (uint32_t d = 0; d < dim; d += 16) {
+            __mmask16 mask = tail_mask(dim - d);
+            _mm512_mask_storeu_ps(to + d, mask, load_value(rows->v[t] + at, d, mask, true));
+        }
+        rows->v[t] = (const unsigned char *)to;
+    }
+}
+
+/* Sums of lanes `lane` and `lane` + 4 of four rows with 32 tokens: a register each half. */
+INLINE void two_lanes(const float *q, uint32_t wide, const float *keys, uint32_t lane,
+                      __m512 (*out)[2]) {
+    __m512 sum[FOUR][2][2];
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < FOUR; i++) {
+#pragma GCC unroll 2
+        for (uint32_t j = 0; j < 2; j++) {
+            sum[i][j][0] = _mm512_setzero_ps();
+            sum[i][j][1] = _mm512_setzero_ps();
+        }
+    }
+    for (uint32_t d = lane; d < wide; d += 8) {
+#pragma GCC unroll 2
+        for (uint32_t j = 0; j < 2; j++) {
+            const float *column = keys + TURNED(d + 4 * j, 0);
+            __m512 low = _mm512_load_ps(column);
+            __m512 high = _mm512_load_ps(column + 16);
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < FOUR; i++) {
+                __m512 value = _mm512_set1_ps(q[(size_t)i * wide + d + 4 * j]);
+                sum[i][j][0] = _mm512_fmadd_ps(value, low, sum[i][j][0]);
+                sum[i][j][1] = _mm512_fmadd_ps(value, high, sum[i][j][1]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < FOUR; i++) {
+        out[i][0] = _mm512_add_ps(sum[i][0][0], sum[i][1][0]);
+        out[i][1] = _mm512_add_ps(sum[i][0][1], sum[i][1][1]);
+    }
+}
+
+/* The same for that lane and the second next, which are added in turn. */
+INLINE void four_lanes(const float *q, uint32_t wide, const float *keys, uint32_t lane,
+                       __m512 (*out)[2]) {
+    __m512 more[FOUR][2];
+    two_lanes(q, wide, keys, lane, out);
+    two_lanes(q, wide, keys, lane + 2, more);
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < FOUR; i++) {
+        out[i][0] = _mm512_add_ps(out[i][0], more[i][0]);
+        out[i][1] = _mm512_add_ps(out[i][1], more[i][1]);
+    }
+}
+
+/* Four rows' scores with the block's tokens, and their largest. counts: each row's tokens in it. */
+static __attribute__((noinline)) void four_scores(struct many *many, uint32_t row,
+                                                  const uint32_t *counts, float *largest) {
+    const __m512 lowest = _mm512_set1_ps(-INFINITY);
+    const __m512 scale = _mm512_set1_ps(many->a->scale);
+    const float *q = many->query + (size_t)row * many->wide;
+    __m512 most[FOUR] = {lowest, lowest, lowest, lowest};
+    for (uint32_t first = 0; first < counts[FOUR - 1]; first += TOKENS) {
+        __m512 even[FOUR][2];
+        __m512 odd[FOUR][2];
+        four_lanes(q, many->wide, many->keys + first, 0, even);
+        four_lanes(q, many->wide, many->keys + first, 1, odd);
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < FOUR; i++) {
+#pragma GCC unroll 2
+            for (uint32_t j = 0; j < 2; j++) {
+                uint32_t t = first + j * 16;
+                __mmask16 real = counts[i] > t ? tail_mask(counts[i] - t) : 0;
+                __m512 value = _mm512_mul_ps(_mm512_add_ps(even[i][j], odd[i][j]), scale);
+                value = _mm512_mask_blend_ps(real, lowest, value);
+                _mm512_store_ps(many->score[i] + t, value);
+                most[i] = _mm512_max_ps(value, most[i]);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < FOUR; i++) {
+        largest[i] = largest_lane(_mm256_max_ps(half_of(most[i], 0), half_of(most[i], 1)));
+    }
+}
+
+/* As soften, for one row; returns by how much what was summed before shrinks. */
+INLINE float row_soften(struct many *many, uint32_t row, float *score, uint32_t count,
+                        float block) {
+    float merged = block > many->largest[row] ? block : many->largest[row];
+    float keep = _mm512_cvtss_f32(exp_lanes(_mm512_set1_ps(many->largest[row] - merged)));
+    __m256 sum = _mm256_setzero_ps();
+    for (uint32_t t = 0; t < count; t += 16) {
+        __m512 value = exp_lanes(_mm512_sub_ps(_mm512_load_ps(score + t), _mm512_set1_ps(merged)));
+        _mm512_store_ps(score + t, value);
+        sum = _mm256_add_ps(_mm256_add_ps(sum, half_of(value, 0)), half_of(value, 1));
+    }
+    many->total[row] = many->total[row] * keep + sum_lanes(sum);
+    many->largest[row] = merged;
+    return keep;
+}
+
+/* out[i .. i + 16 * vectors) of four rows, as in `values`. The counts do not fall. */
+INLINE void four_values(struct many *many, uint32_t row, const uint32_t *counts, const float *keep,
+                        const unsigned char *const *v, size_t at, uint32_t i, __mmask16 last,
+                        const uint32_t vectors) {
+    __m512 sum[FOUR][4];
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < FOUR; r++) {
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < vectors; j++) {
+            sum[r][j] = _mm512_setzero_ps();
+        }
+    }
+    uint32_t t = 0;
+#pragma GCC unroll 4
+    for (uint32_t begin = 0; begin < FOUR; begin++) { /* rows from here on see these tokens */
+        for (; t < counts[begin]; t++) {
+            const float *from = (const float *)(const void *)(v[t] + at) + i;
+            __m512 value[4];
+#pragma GCC unroll 4
+            for (uint32_t j = 0; j < vectors; j++) {
+                __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
+                value[j] = _mm512_maskz_loadu_ps(mask, from + (size_t)j * 16);
+            }
+#pragma GCC unroll 4
+            for (uint32_t r = 0; r < FOUR; r++) {
+                if (r < begin) {
+                    continue;
+                }
+                __m512 by = _mm512_set1_ps(many->score[r][t]);
+#pragma GCC unroll 4
+                for (uint32_t j = 0; j < vectors; j++) {
+                    sum[r][j] = _mm512_fmadd_ps(by, value[j], sum[r][j]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < FOUR; r++) {
+        if (counts[r] == 0) {
+            continue;
+        }
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < vectors; j++) {
+            __mmask16 mask = j + 1 == vectors ? last : (__mmask16)0xffff;
+            float *out = many->out[row + r] + i + (size_t)j * 16;
+            __m512 old = _mm512_maskz_loadu_ps(mask, out);
+            _mm512_mask_storeu_ps(out, mask,
+                                  _mm512_fmadd_ps(old, _mm512_set1_ps(keep[r]), sum[r][j]));
+        }
+    }
+}
+
+/* Functions of their own: inlined into one, they would take registers from each other. */
+#define FOUR_VALUES(vectors_)                                                                      \
+    static __attribute__((noinline)) void four_values_##vectors_(                                  \
+        struct many *many, uint32_t row, const uint32_t *counts, const float *keep,                \
+        const unsigned char *const *v, size_t at, uint32_t i, __mmask16 last) {                    \
+        four_values(many, row, counts, keep, v, at, i, last, vectors_);                            \
+    }
+FOUR_VALUES(1)
+FOUR_VALUES(2)
+FOUR_VALUES(3)
+FOUR_VALUES(4)
+/* By vectors - 1. */
+static void (*const four_values_of[])(struct many *many, uint32_t row, const uint32_t *counts,
+                                      const float *keep, const unsigned char *const *v, size_t at,
+                                      uint32_t i, __mmask16 last) = {four_values_1, four_values_2,
+                                                                     four_values_3, four_values_4};
+
+/* Four rows and the block that begins at token `first`. */
+static void four_attend(struct many *many, uint32_t row, uint32_t first, const struct rows *rows,
+                        size_t at) {
+    uint32_t counts[FOUR];
+    float keep[FOUR] = {1, 1, 1, 1};
+    float largest[FOUR];
+    for (uint32_t i = 0; i < FOUR; i++) {
+        uint32_t rest = many->length[row + i] > first ? many->length[row + i] - first : 0;
+        counts[i] = rest < KERNELS_ATTENTION_BLOCK ? rest : KERNELS_ATTENTION_BLOCK;
+    }
+    four_scores(many, row, counts, largest);
+    for (uint32_t i = 0; i < FOUR; i++) {
+        if (counts[i] > 0) {
+            keep[i] = row_soften(many, row + i, many->score[i], counts[FOUR - 1], largest[i]);
+        }
+    }
+    uint32_t dim = many->a->head_dim;
+    for (uint32_t i = 0; i < dim; i += 64) {
+        uint32_t width = dim - i < 64 ? dim - i : 64;
+        uint32_t vectors = (width + 15) / 16;
+        four_values_of[vectors - 1](many, row, counts, keep, rows->v, at, i,
+                                    tail_mask(width - 16 * (vectors - 1)));
+    }
+}
+
+static void many_attend(const struct kernels_attention *a, uint32_t kv_head, uint32_t row_first,
+                        uint32_t row_count) {
+    struct many many;
+    uint32_t dim = a->head_dim;
+    uint32_t group = a->heads / a->kv_heads;
+    bool is_bf16 = a->kv_dtype == KERNELS_BF16;
+    size_t at = (size_t)kv_head * dim * (is_bf16 ? 2 : 4);
+    many.a = a;
+    many.wide = (dim + 7) / 8 * 8;
+    many.count = (row_count + FOUR - 1) / FOUR * FOUR;
+    for (uint32_t r = 0; r < many.count; r++) {
+        uint32_t row = row_first + (r < row_count ? r : row_count - 1);
+        size_t head = (size_t)(kv_head * group + row % group) * dim;
+        float *query = many.query + (size_t)r * many.wide;
+        memset(query, 0, many.wide * sizeof(float));
+        memcpy(query, a->q + row / group * a->q_stride + head, dim * sizeof(float));
+        many.out[r] = r < row_count ? a->out + row / group * a->out_stride + head : many.spare;
+        many.length[r] = a->length + row / group;
+        many.largest[r] = -INFINITY;
+        many.total[r] = 0;
+        memset(many.out[r], 0, dim * sizeof(float));
+    }
+    memset(many.keys + TURNED(dim, 0), 0,
+           (size_t)(many.wide - dim) * KERNELS_ATTENTION_BLOCK * sizeof(float));
+    uint32_t length = many.length[many.count - 1];
+    for (uint32_t first = 0; first < length; first += KERNELS_ATTENTION_BLOCK) {
+        struct rows rows;
+        rows_find(a, first, length, &rows);
+        if (is_bf16) {
+            keys_turn(&many, &rows, at, true);
+            values_widen(&many, &rows, at);
+        } else {
+            keys_turn(&many, &rows, at, false);
+        }
+        for (uint32_t row = 0; row < many.count; row += FOUR) {
+            if (many.length[row + FOUR - 1] > first) {
+                four_attend(&many, row, first, &rows, is_bf16 ? 0 : at);
+            }
+        }
+    }
+    for (uint32_t r = 0; r < row_count; r++) {
+        for (uint32_t j = 0; j < dim; j++) {
+            many.out[r][j] /= many.total[r];
+        }
+    }
+}
+
 static void avx512_attention(const struct kernels_attention *a, uint32_t kv_head_first,
                              uint32_t kv_head_end) {
     uint32_t rows = a->tokens * (a->heads / a->kv_heads);
     if (rows == 1 || a->head_dim > HEAD_DIM_MAX) { /* nothing to pair */
         kernels_avx2.attention(a, kv_head_first, kv_head_end);
+        return;
+    }
+    if (rows >= MANY_ROWS_MIN && a->tokens > 1 && a->head_dim <= MANY_DIM_MAX) {
+        uint32_t most = QUERY_FLOATS / ((a->head_dim + 7) / 8 * 8) / FOUR * FOUR;
+        most = most < MANY_ROWS_MAX ? most : MANY_ROWS_MAX;
+        for (uint32_t h = kv_head_first; h < kv_head_end; h++) {
+            for (uint32_t row = 0; row < rows; row += most) {
+                many_attend(a, h, row, rows - row < most ? rows - row : most);
+            }
+        }
         return;
     }
     uint32_t pairs = (uint32_t)(QUERY_FLOATS / query_floats(a->head_dim));
