@@ -4,11 +4,10 @@
 
 #include "base/check.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__clang__)
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_POISON_MEMORY_REGION(at, len)   ((void)(at), (void)(len))
-#define ASAN_UNPOISON_MEMORY_REGION(at, len) ((void)(at), (void)(len))
+#if ARENA_GAP_BYTES > 0
+/* The sanitizer's own, and part of its interface. */
+void __asan_poison_memory_region(const volatile void *at, size_t len);
+void __asan_unpoison_memory_region(const volatile void *at, size_t len);
 #endif
 
 void arena_init(struct arena *arena, void *memory, size_t cap) {
@@ -24,8 +23,10 @@ void *arena_take_unset(struct arena *arena, size_t len) {
     CHECK(rounded <= arena->cap - arena->len);
     unsigned char *at = arena->data + arena->len;
     arena->len += rounded;
-    ASAN_UNPOISON_MEMORY_REGION(at, len);
-    ASAN_POISON_MEMORY_REGION(at + len, rounded - len);
+#if ARENA_GAP_BYTES > 0
+    __asan_unpoison_memory_region(at, len);
+    __asan_poison_memory_region(at + len, rounded - len);
+#endif
     return at;
 }
 

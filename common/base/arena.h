@@ -9,15 +9,16 @@
 
 /* Under the address sanitizer every block has a gap behind it that nobody may touch. */
 #if defined(__SANITIZE_ADDRESS__)
-#define ARENA_GAP ((size_t)64)
+#define ARENA_GAP_BYTES 64
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define ARENA_GAP ((size_t)64)
+#define ARENA_GAP_BYTES 64
 #endif
 #endif
-#ifndef ARENA_GAP
-#define ARENA_GAP ((size_t)0)
+#ifndef ARENA_GAP_BYTES
+#define ARENA_GAP_BYTES 0
 #endif
+#define ARENA_GAP ((size_t)ARENA_GAP_BYTES)
 
 struct arena {
     unsigned char *data;

@@ -1128,34 +1128,18 @@ static void avx512_store(void *to, enum kernels_dtype dtype, const float *from, 
     kernels_avx2.store(to, dtype, from, count);
 }
 
+/* All that does not depend on how products are computed. */
+#define REST                                                                                       \
+    .numerics = "avx2" /* bit for bit */, .quantize = avx512_quantize,                             \
+    .rms_norm = avx512_rms_norm, .rotary = avx512_rotary, .silu_mul = avx512_silu_mul,             \
+    .add = avx512_add, .widen = avx512_widen, .store = avx512_store, .attention = avx512_attention
+
 const struct kernels kernels_avx512 = {
-    .name = "avx512",
-    .numerics = "avx2", /* bit for bit */
-    .bf16_numerics = "avx2",
-    .gemm = avx512_gemm,
-    .quantize = avx512_quantize,
-    .rms_norm = avx512_rms_norm,
-    .rotary = avx512_rotary,
-    .silu_mul = avx512_silu_mul,
-    .add = avx512_add,
-    .widen = avx512_widen,
-    .store = avx512_store,
-    .attention = avx512_attention,
-};
+    .name = "avx512", .bf16_numerics = "avx2", .gemm = avx512_gemm, REST};
 
 /* Matrix tiles for the products of the two short types, and all else the same. */
-const struct kernels kernels_amx = {
-    .name = "amx",
-    .numerics = "avx2",
-    .bf16_numerics = "amx",
-    .gemm = kernels_amx_gemm,
-    .round = kernels_amx_round,
-    .quantize = avx512_quantize,
-    .rms_norm = avx512_rms_norm,
-    .rotary = avx512_rotary,
-    .silu_mul = avx512_silu_mul,
-    .add = avx512_add,
-    .widen = avx512_widen,
-    .store = avx512_store,
-    .attention = avx512_attention,
-};
+const struct kernels kernels_amx = {.name = "amx",
+                                    .bf16_numerics = "amx",
+                                    .gemm = kernels_amx_gemm,
+                                    .round = kernels_amx_round,
+                                    REST};

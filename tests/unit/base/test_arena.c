@@ -2,6 +2,10 @@
 
 #include "unit.h"
 
+#if ARENA_GAP_BYTES > 0
+int __asan_address_is_poisoned(const volatile void *at);
+#endif
+
 static void test_counting_first_gives_exactly_the_size_needed(void **state) {
     (void)state;
     static const size_t sizes[] = {1, 63, 64, 65, 0, 1000};
@@ -56,6 +60,10 @@ static void test_unset_memory_is_not_written(void **state) {
     unsigned char *first = arena_take_unset(&arena, 100);
     unsigned char *second = arena_take(&arena, 100);
     assert_int_equal(second - first, need / 2);
+#if ARENA_GAP_BYTES > 0
+    assert_true(__asan_address_is_poisoned(first + 100)); /* nobody's, up to the next piece */
+    assert_true(__asan_address_is_poisoned(second - 1));
+#endif
     for (size_t i = 0; i < 100; i++) {
         assert_int_equal(first[i], 0xff);
         assert_int_equal(second[i], 0);
