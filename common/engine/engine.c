@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -261,14 +262,12 @@ static void step_run(struct engine *engine) {
 }
 
 /* After a step the next plan mostly is some ten microseconds away, as much as it takes to sleep and
- * to be woken. Nothing is decided here. */
+ * to be woken. Whoever wants the core meanwhile, the thread that makes the plan perhaps, gets it. */
 static void turn_expect(const struct engine *engine) {
     struct instant enough = instant_add(clock_now(), span_us(TURN_EXPECT_US));
     while (!atomic_load_explicit(&engine->is_submitted, memory_order_relaxed) &&
            !instant_reached(clock_now(), enough)) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        (void)sched_yield();
     }
 }
 

@@ -63,7 +63,7 @@ struct forward {
 #define PART_PANELS_MIN 8u
 #define PART_ROWS       128u /* of many, about */
 #define PART_ROWS_UNIT  32u  /* two tiles of the matrix instructions */
-#define ROWS_MANY       64u  /* for each thread */
+#define ROWS_MANY       128u /* for each thread */
 
 /* Floats from one row to the next: whole panels, and an odd number of cache lines, so that the same
  * column of many rows does not fall into a few sets of the cache. */
