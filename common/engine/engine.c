@@ -262,7 +262,8 @@ static void step_run(struct engine *engine) {
 }
 
 /* After a step the next plan mostly is some ten microseconds away, as much as it takes to sleep and
- * to be woken. Whoever wants the core meanwhile, the thread that makes the plan perhaps, gets it. */
+ * to be woken. Whoever wants the core meanwhile, the thread that makes the plan perhaps, gets it.
+ */
 static void turn_expect(const struct engine *engine) {
     struct instant enough = instant_add(clock_now(), span_us(TURN_EXPECT_US));
     while (!atomic_load_explicit(&engine->is_submitted, memory_order_relaxed) &&
