@@ -28,6 +28,7 @@
 #define IDLE_WAIT_MS   100
 #define TURN_EXPECT_US 60
 #define SMALL_PAGE     4096u
+#define POPULATE_SLICE ((uint64_t)16 << 20)
 #define STOP_WAIT_MS   300000 /* ten times the longest silence that the watchdog tolerates */
 
 struct engine {
@@ -376,32 +377,39 @@ static void buffers_take(struct engine *engine) {
 
 /* The pool's memory is had now, not when a prompt first comes to a page: that prompt would pay for
  * it (a tenth of its time, measured), and what the system cannot give after all is known before
- * anybody is served. */
+ * anybody is served. Slice by slice: while the system finds memory, threads that map or free some
+ * wait, and those that must beat may not wait for long. */
+static enum status kv_populate(unsigned char *kv, uint64_t bytes) {
+    for (uint64_t at = 0; at < bytes; at += POPULATE_SLICE) {
+        uint64_t some = bytes - at < POPULATE_SLICE ? bytes - at : POPULATE_SLICE;
+        if (madvise(kv + at, some, MADV_POPULATE_WRITE) == 0) {
+            continue;
+        }
+        if (errno != EINVAL) { /* else the system is older than the call */
+            return STATUS_BUSY;
+        }
+        for (uint64_t i = 0; i < some; i += SMALL_PAGE) {
+            kv[at + i] = 0;
+        }
+    }
+    return STATUS_OK;
+}
+
 static enum status kv_take(struct engine *engine, struct writer *error) {
     uint64_t bytes = (uint64_t)engine->config.page_count * engine->layout.page_bytes;
     void *kv = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (kv == MAP_FAILED) {
-        return fail(error, STATUS_BUSY,
-                    "%" PRIu64 " bytes for the KV pool (%u pages of %u tokens) cannot be had: %s; "
-                    "ask for fewer KV tokens",
-                    bytes, engine->config.page_count, engine->layout.page_tokens, strerror(errno));
+    if (kv != MAP_FAILED) {
+        (void)madvise(kv, bytes, MADV_HUGEPAGE); /* only speed depends on it */
+        engine->kv = kv;
+        engine->kv_bytes = bytes;
+        if (kv_populate(kv, bytes) == STATUS_OK) {
+            return STATUS_OK;
+        }
     }
-    (void)madvise(kv, bytes, MADV_HUGEPAGE); /* only speed depends on it */
-    engine->kv = kv;
-    engine->kv_bytes = bytes;
-    if (madvise(kv, bytes, MADV_POPULATE_WRITE) == 0) {
-        return STATUS_OK;
-    }
-    if (errno != EINVAL) { /* a system older than the call */
-        return fail(error, STATUS_BUSY,
-                    "the system has no %" PRIu64 " bytes for the KV pool (%u pages of %u tokens): "
-                    "%s; ask for fewer KV tokens, or give the process more memory",
-                    bytes, engine->config.page_count, engine->layout.page_tokens, strerror(errno));
-    }
-    for (uint64_t at = 0; at < bytes; at += SMALL_PAGE) {
-        engine->kv[at] = 0;
-    }
-    return STATUS_OK;
+    return fail(error, STATUS_BUSY,
+                "%" PRIu64 " bytes for the KV pool (%u pages of %u tokens) cannot be had: %s; "
+                "ask for fewer KV tokens, or give the process more memory",
+                bytes, engine->config.page_count, engine->layout.page_tokens, strerror(errno));
 }
 
 static void turn_init(struct engine *engine) {

@@ -75,7 +75,7 @@ const struct config_entry worker_config_entries[] = {
              "memory a prefill worker that is killed may block the others until the decode worker restarts",
      .offset = offsetof(struct worker_settings, link)},
     {.flag = "kv-tokens", .type = CONFIG_U64, .unit = "tokens", .value = "0", .most = 1ull << 31,
-     .help = "KV capacity; 0: 65536, or what fits 1 GiB if that is less",
+     .help = "KV capacity, whose memory is had at start; 0: 65536, or what fits 1 GiB if that is less",
      .offset = offsetof(struct worker_settings, kv_tokens)},
     {.flag = "page-tokens", .type = CONFIG_U32, .unit = "tokens", .value = "16", .least = 1,
      .most = LAYOUT_PAGE_TOKENS_MAX, .help = "tokens of one KV page",
