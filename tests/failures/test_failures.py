@@ -469,16 +469,17 @@ class Pressure(Clusters):
         warm(made)
         until("the far one is used", lambda: Metrics(far).sum("baton_entries_created_total") > 0 or
               warm(made, 2), 10)
-        gaps = []
+        gaps, ids = [], []
 
         def follow(stream):
             last = time.monotonic()
-            for _ in stream:
+            for reply in stream:
                 gaps.append(time.monotonic() - last)
                 last = time.monotonic()
+                ids.extend(reply.token_ids)
         with client(made) as each:
             stream = each.stream(make_request(filler(20), max_tokens=160, ignore_eos=True))
-            next(stream)
+            ids.extend(next(stream).token_ids)
             follower = threading.Thread(target=follow, args=(stream,))
             follower.start()
             wire.swallows.update({"to": True, "from": True})
@@ -486,7 +487,7 @@ class Pressure(Clusters):
                 self.assertEqual(len(each.ask(filler(40, len(gaps)), max_tokens=2, ignore_eos=True, timeout=20).ids), 2)
             follower.join()
         self.assertGreater(wire.swallowed, 0)
-        self.assertEqual(len(gaps), 159)
+        self.assertEqual(len(ids), 160)  # the last reply may have none
         self.assertLess(max(gaps), 0.5, "a running decode waited for somebody else's port")
         wire.close()
         far.kill()
