@@ -376,7 +376,7 @@ static void buffers_take(struct engine *engine) {
 }
 
 /* The pool's memory is had now, not when a prompt first comes to a page: that prompt would pay for
- * it (a tenth of its time, measured), and what the system cannot give after all is known before
+ * it, and what the system cannot give after all is known before
  * anybody is served. Slice by slice: while the system finds memory, threads that map or free some
  * wait, and those that must beat may not wait for long. */
 static enum status kv_populate(unsigned char *kv, uint64_t bytes) {
