@@ -204,8 +204,8 @@ INLINE void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel_first, u
             uint32_t count = cols - first < cols_step ? cols - first : cols_step;
             /* Rows are spread evenly: seven are four and three, not six and a slow single one. */
             for (uint32_t i = 0; i < tiles; i++) {
-                uint32_t row = (uint32_t)((uint64_t)gemm->count * i / tiles);
-                uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / tiles);
+                uint32_t row = share_first(gemm->count, tiles, i);
+                uint32_t row_end = share_first(gemm->count, tiles, i + 1);
                 tile_rows(gemm, row, row_end - row, panel, first, count, is_bf16);
             }
         }
@@ -562,10 +562,9 @@ INLINE void attend_heads(const struct kernels_attention *a, uint32_t head_first,
     rows_find(a, 0, a->length, &rows[0]);
     for (uint32_t first = 0, block = 0; first < a->length;
          first += KERNELS_ATTENTION_BLOCK, block++) {
-        uint32_t count = a->length - first;
+        uint32_t count = block_tokens(a->length, first);
         struct rows *next = NULL;
-        if (count > KERNELS_ATTENTION_BLOCK) {
-            count = KERNELS_ATTENTION_BLOCK;
+        if (first + count < a->length) {
             next = &rows[(block + 1) % 2];
             rows_find(a, first + count, a->length, next);
         }

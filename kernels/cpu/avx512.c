@@ -216,20 +216,21 @@ static void few_stream(const struct kernels_gemm *gemm, uint32_t row, uint32_t r
 static void few_slices(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
                        const uint32_t panels_log, const bool is_bf16) {
     uint32_t cols = gemm->weights->cols;
-    const size_t step = is_bf16 ? 2 : 1;
+    const uint32_t step = is_bf16 ? 2 : 1;
     uint32_t parts = (rows + FEW_TILE_ROWS - 1) / FEW_TILE_ROWS;
     for (uint32_t first = 0; first < cols; first += TILE_COLS) {
         uint32_t count = cols - first < TILE_COLS ? cols - first : TILE_COLS;
-        size_t steps = count / step;
+        uint32_t steps = count / step;
         size_t next = first + count < cols ? steps * COLUMN_BYTES
                                            : (panel_bytes(gemm->weights) << panels_log) -
                                                  first / step * COLUMN_BYTES;
         /* Rows are spread evenly: fourteen are seven and seven, not twelve and a slow pair. */
         for (uint32_t i = 0; i < parts; i++) {
-            uint32_t at = (uint32_t)((uint64_t)rows * i / parts);
-            uint32_t end = (uint32_t)((uint64_t)rows * (i + 1) / parts);
-            const struct fetch fetch = {.end = {steps * i / parts, steps * (i + 1) / parts, steps},
-                                        .ahead = {0, next, 0}};
+            uint32_t at = share_first(rows, parts, i);
+            uint32_t end = share_first(rows, parts, i + 1);
+            const struct fetch fetch = {
+                .end = {share_first(steps, parts, i), share_first(steps, parts, i + 1), steps},
+                .ahead = {0, next, 0}};
             few_tiles[is_bf16][panels_log][end - at - 1](gemm, row + at, panel, first, count,
                                                          &fetch);
         }
@@ -270,19 +271,20 @@ INLINE void slice_fetch(const unsigned char *w, size_t w_stride, size_t from, si
 static void block_run(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
                       const bool is_bf16) {
     uint32_t cols = gemm->weights->cols;
-    const size_t step = is_bf16 ? 2 : 1;
+    const uint32_t step = is_bf16 ? 2 : 1;
     size_t w_stride = panel_bytes(gemm->weights);
     const unsigned char *w = (const unsigned char *)gemm->weights->data + panel * w_stride;
     uint32_t parts = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
     for (uint32_t first = 0; first < cols; first += TILE_COLS) {
         uint32_t count = cols - first < TILE_COLS ? cols - first : TILE_COLS;
-        size_t steps = TILE_COLS / step;
+        uint32_t steps = TILE_COLS / step;
         const unsigned char *next = first + count < cols ? w + (first + count) / step * COLUMN_BYTES
                                                          : w + BLOCK_PANELS * w_stride;
         for (uint32_t i = 0; i < parts; i++) {
-            uint32_t at = (uint32_t)((uint64_t)rows * i / parts);
-            uint32_t end = (uint32_t)((uint64_t)rows * (i + 1) / parts);
-            slice_fetch(next, w_stride, steps * i / parts, steps * (i + 1) / parts);
+            uint32_t at = share_first(rows, parts, i);
+            uint32_t end = share_first(rows, parts, i + 1);
+            slice_fetch(next, w_stride, share_first(steps, parts, i),
+                        share_first(steps, parts, i + 1));
             block_tiles[is_bf16][end - at - 1](gemm, row + at, panel, first, count);
         }
     }
@@ -292,8 +294,8 @@ static void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel, uint32_
                         const bool is_bf16) {
     uint32_t blocks = (gemm->count + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (uint32_t i = 0; i < blocks; i++) {
-        uint32_t row = (uint32_t)((uint64_t)gemm->count * i / blocks);
-        uint32_t rows = (uint32_t)((uint64_t)gemm->count * (i + 1) / blocks) - row;
+        uint32_t row = share_first(gemm->count, blocks, i);
+        uint32_t rows = share_first(gemm->count, blocks, i + 1) - row;
         uint32_t at = panel;
         for (; rows > FEW_ROWS && at + BLOCK_PANELS <= panel_end; at += BLOCK_PANELS) {
             block_run(gemm, row, rows, at, is_bf16);
@@ -588,9 +590,7 @@ INLINE void attend_block(const struct kernels_attention *a, const struct rows *r
     uint32_t count = 0;
     for (uint32_t p = 0; p < pairs; p++) {
         for (int h = 0; h < 2; h++) {
-            uint32_t length = pair[p].length[h];
-            uint32_t rest = length > first ? length - first : 0;
-            parts[p].count[h] = rest < KERNELS_ATTENTION_BLOCK ? rest : KERNELS_ATTENTION_BLOCK;
+            parts[p].count[h] = block_tokens(pair[p].length[h], first);
         }
         count = parts[p].count[1]; /* later pairs see as many tokens, or more */
     }
@@ -668,8 +668,13 @@ struct attend {
     _Alignas(64) float query[QUERY_FLOATS];
 };
 
-static size_t query_floats(uint32_t dim) {
-    return (size_t)2 * ((dim + 7) / 8 * 8); /* of a pair */
+/* A head's width in whole eights; q has zeros there. */
+static uint32_t eights(uint32_t dim) {
+    return (dim + 7) / 8 * 8;
+}
+
+static uint32_t query_floats(uint32_t dim) {
+    return 2 * eights(dim); /* of a pair */
 }
 
 static void pairs_make(struct attend *attend, uint32_t row_first, uint32_t row_count) {
@@ -679,7 +684,7 @@ static void pairs_make(struct attend *attend, uint32_t row_first, uint32_t row_c
     attend->count = (row_count + 1) / 2;
     for (uint32_t p = 0; p < attend->kv_heads * attend->count; p++) {
         struct pair *pair = &attend->pairs[p];
-        float *query = attend->query + p * query_floats(dim);
+        float *query = attend->query + (size_t)p * query_floats(dim);
         pair->q = query;
         for (uint32_t half = 0; half < 2; half++) {
             uint32_t r = p % attend->count * 2 + half;
@@ -1012,8 +1017,7 @@ static void four_attend(struct many *many, uint32_t row, uint32_t first, const s
     float keep[FOUR] = {1, 1, 1, 1};
     float largest[FOUR];
     for (uint32_t i = 0; i < FOUR; i++) {
-        uint32_t rest = many->length[row + i] > first ? many->length[row + i] - first : 0;
-        counts[i] = rest < KERNELS_ATTENTION_BLOCK ? rest : KERNELS_ATTENTION_BLOCK;
+        counts[i] = block_tokens(many->length[row + i], first);
     }
     four_scores(many, row, counts, largest);
     for (uint32_t i = 0; i < FOUR; i++) {
@@ -1038,7 +1042,7 @@ static void many_attend(const struct kernels_attention *a, uint32_t kv_head, uin
     bool is_bf16 = a->kv_dtype == KERNELS_BF16;
     size_t at = (size_t)kv_head * dim * (is_bf16 ? 2 : 4);
     many.a = a;
-    many.wide = (dim + 7) / 8 * 8;
+    many.wide = eights(dim);
     many.count = (row_count + FOUR - 1) / FOUR * FOUR;
     for (uint32_t r = 0; r < many.count; r++) {
         uint32_t row = row_first + (r < row_count ? r : row_count - 1);
@@ -1085,7 +1089,7 @@ static void avx512_attention(const struct kernels_attention *a, uint32_t kv_head
         return;
     }
     if (rows >= MANY_ROWS_MIN && a->tokens > 1 && a->head_dim <= MANY_DIM_MAX) {
-        uint32_t most = QUERY_FLOATS / ((a->head_dim + 7) / 8 * 8) / FOUR * FOUR;
+        uint32_t most = QUERY_FLOATS / eights(a->head_dim) / FOUR * FOUR;
         most = most < MANY_ROWS_MAX ? most : MANY_ROWS_MAX;
         for (uint32_t h = kv_head_first; h < kv_head_end; h++) {
             for (uint32_t row = 0; row < rows; row += most) {
@@ -1094,16 +1098,15 @@ static void avx512_attention(const struct kernels_attention *a, uint32_t kv_head
         }
         return;
     }
-    uint32_t pairs = (uint32_t)(QUERY_FLOATS / query_floats(a->head_dim));
+    uint32_t pairs = QUERY_FLOATS / query_floats(a->head_dim);
     pairs = pairs < PAIRS_MAX ? pairs : PAIRS_MAX;
     uint32_t at_once = a->tokens > 1 ? 1 : pairs / ((rows + 1) / 2);
-    for (uint32_t h = kv_head_first; h < kv_head_end;) {
-        uint32_t heads = at_once < 1 ? 1 : at_once;
-        heads = kv_head_end - h < heads ? kv_head_end - h : heads;
+    at_once = at_once < 1 ? 1 : at_once;
+    for (uint32_t h = kv_head_first; h < kv_head_end; h += at_once) {
+        uint32_t heads = kv_head_end - h < at_once ? kv_head_end - h : at_once;
         for (uint32_t row = 0; row < rows; row += 2 * pairs) {
             attend_rows(a, h, heads, row, rows - row < 2 * pairs ? rows - row : 2 * pairs);
         }
-        h += heads;
     }
 }
 

@@ -33,6 +33,17 @@ INLINE size_t panel_bytes(const struct kernels_weights *weights) {
                : (size_t)kernels_halves(weights->cols) * KERNELS_PANEL * sizeof(uint16_t);
 }
 
+/* Where share i begins when `parts` share `count` as evenly as whole numbers allow. */
+INLINE uint32_t share_first(uint32_t count, uint32_t parts, uint32_t i) {
+    return (uint32_t)((uint64_t)count * i / parts);
+}
+
+/* How many tokens of the block at `first` lie below `length`. */
+INLINE uint32_t block_tokens(uint32_t length, uint32_t first) {
+    uint32_t rest = length > first ? length - first : 0;
+    return rest < KERNELS_ATTENTION_BLOCK ? rest : KERNELS_ATTENTION_BLOCK;
+}
+
 /* The rows of one block of tokens, all heads: where each begins. */
 struct rows {
     const unsigned char *k[KERNELS_ATTENTION_BLOCK];
@@ -46,8 +57,7 @@ static inline void rows_find(const struct kernels_attention *a, uint32_t first, 
                              struct rows *rows) {
     uint32_t page = first / a->page_tokens;
     uint32_t in_page = first % a->page_tokens;
-    uint32_t count = length - first;
-    count = count < KERNELS_ATTENTION_BLOCK ? count : KERNELS_ATTENTION_BLOCK;
+    uint32_t count = block_tokens(length, first);
     for (uint32_t t = 0; t < count; t++) {
         uint64_t at = (uint64_t)a->pages[page] * a->page_bytes + in_page * a->row_bytes;
         rows->k[t] = a->base + at + a->k_offset;

@@ -112,8 +112,8 @@ static void strip_i8(const struct kernels_gemm *gemm, uint32_t panel, uint32_t p
     for (uint32_t first = 0; first < groups; first += step) {
         uint32_t end = first + step < groups ? first + step : groups;
         for (uint32_t i = 0; i < parts; i++) {
-            uint32_t row = (uint32_t)((uint64_t)gemm->count * i / parts);
-            uint32_t row_end = (uint32_t)((uint64_t)gemm->count * (i + 1) / parts);
+            uint32_t row = share_first(gemm->count, parts, i);
+            uint32_t row_end = share_first(gemm->count, parts, i + 1);
             tiles_i8[panels - 1][row_end - row - 1](gemm, row, panel, first, end);
         }
     }
