@@ -44,14 +44,15 @@ struct matrix {
     struct kernels_weights packed;
     double *plain;
 };
-static struct matrix matrix_make(struct prng *prng, enum kernels_dtype dtype, uint32_t rows,
-                                 uint32_t cols) {
+typedef float (*draw_fn)(struct prng *prng);
+static struct matrix matrix_drawn(struct prng *prng, enum kernels_dtype dtype, uint32_t rows,
+                                  uint32_t cols, draw_fn draw_one) {
     struct matrix m = {.packed = {.dtype = dtype, .rows = rows, .cols = cols}};
     m.packed.data = take(kernels_weights_bytes(dtype, rows, cols));
     m.plain = take((size_t)rows * cols * sizeof(double));
     unsigned char *source = take((size_t)rows * cols * 4 + 1);
     for (size_t i = 0; i < (size_t)rows * cols; i++) {
-        float value = draw(prng);
+        float value = draw_one(prng);
         if (dtype == KERNELS_BF16) {
             uint16_t half = bf16_of(value);
             memcpy(source + 1 + i * 2, &half, 2); /* unaligned on purpose */
@@ -69,6 +70,10 @@ static struct matrix matrix_make(struct prng *prng, enum kernels_dtype dtype, ui
                          rows - first);
     free(source);
     return m;
+}
+static struct matrix matrix_make(struct prng *prng, enum kernels_dtype dtype, uint32_t rows,
+                                 uint32_t cols) {
+    return matrix_drawn(prng, dtype, rows, cols, draw);
 }
 static void matrix_free(struct matrix *m) {
     free(m->packed.data);
@@ -275,20 +280,14 @@ static void test_a_row_has_the_same_bits_alone_where_numbers_vanish(void **state
             uint32_t rows = 1 + prng_below(&prng, 300);
             uint32_t cols = 1 + prng_below(&prng, 400);
             size_t stride = (size_t)kernels_panels(rows) * KERNELS_PANEL;
-            struct kernels_weights packed = {.dtype = KERNELS_BF16, .rows = rows, .cols = cols};
-            packed.data = take(kernels_weights_bytes(KERNELS_BF16, rows, cols));
-            uint16_t *source = take((size_t)rows * cols * 2);
-            for (size_t i = 0; i < (size_t)rows * cols; i++) {
-                source[i] = bf16_of(draw_bits(&prng));
-            }
-            kernels_weights_pack(&packed, 0, source, KERNELS_BF16, rows);
+            struct matrix m = matrix_drawn(&prng, KERNELS_BF16, rows, cols, draw_bits);
             float *x = take(3 * cols * sizeof(float));
             for (size_t i = 0; i < 3 * (size_t)cols; i++) {
                 x[i] = draw_bits(&prng);
             }
             float *together = take(3 * stride * sizeof(float));
             float *alone = take(3 * stride * sizeof(float));
-            struct kernels_gemm gemm = {.weights = &packed,
+            struct kernels_gemm gemm = {.weights = &m.packed,
                                         .x = x,
                                         .x_stride = cols,
                                         .y = together,
@@ -302,8 +301,7 @@ static void test_a_row_has_the_same_bits_alone_where_numbers_vanish(void **state
                 multiply(kernels, &gemm, 0, kernels_panels(rows));
             }
             assert_memory_equal(together, alone, 3 * stride * sizeof(float));
-            free(packed.data);
-            free(source);
+            matrix_free(&m);
             free(x);
             free(together);
             free(alone);
