@@ -37,3 +37,11 @@ void *arena_take(struct arena *arena, size_t len) {
     }
     return at;
 }
+
+void *arena_reset(struct arena *arena) {
+#if ARENA_GAP_BYTES > 0
+    __asan_unpoison_memory_region(arena->data, arena->len);
+#endif
+    arena->len = 0;
+    return arena->data;
+}

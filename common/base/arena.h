@@ -34,5 +34,7 @@ void *arena_take(struct arena *arena, size_t len);
 /* The same without writing to the bytes: for large buffers that are written before they are read,
  * whose pages the system then gives when they are first touched. */
 void *arena_take_unset(struct arena *arena, size_t len);
+/* Takes everything back and returns the memory, which its owner may give to somebody else. */
+void *arena_reset(struct arena *arena);
 
 #endif

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include "base/check.h"
+#include "engine/block.h"
 #include "engine/fail.h"
 #include "engine/forward.h"
 #include "engine/model_weights.h"
@@ -10,14 +11,13 @@
 #include "runtime/log.h"
 #include "runtime/thread.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 /* Multiply-adds of a step that one core does alone: about half a millisecond of work. A tiny
@@ -27,14 +27,13 @@
 #define BEAT_LIMIT_MS  30000
 #define IDLE_WAIT_MS   100
 #define TURN_EXPECT_US 60
-#define SMALL_PAGE     4096u
-#define POPULATE_SLICE ((uint64_t)16 << 20)
 #define STOP_WAIT_MS   300000 /* ten times the longest silence that the watchdog tolerates */
 
 struct engine {
     struct engine_config config;
     struct kv_layout layout;
-    unsigned char *kv;
+    struct arena kv_memory;
+    unsigned char *kv; /* in it */
     uint64_t kv_bytes;
     struct team *team;
     struct forward *forward;
@@ -375,41 +374,19 @@ static void buffers_take(struct engine *engine) {
     engine->scratch = array_take(config->threads, engine->scratch_bytes);
 }
 
-/* The pool's memory is had now, not when a prompt first comes to a page: that prompt would pay for
- * it, and what the system cannot give after all is known before
- * anybody is served. Slice by slice: while the system finds memory, threads that map or free some
- * wait, and those that must beat may not wait for long. */
-static enum status kv_populate(unsigned char *kv, uint64_t bytes) {
-    for (uint64_t at = 0; at < bytes; at += POPULATE_SLICE) {
-        uint64_t some = bytes - at < POPULATE_SLICE ? bytes - at : POPULATE_SLICE;
-        if (madvise(kv + at, some, MADV_POPULATE_WRITE) == 0) {
-            continue;
-        }
-        if (errno != EINVAL) { /* else the system is older than the call */
-            return STATUS_BUSY;
-        }
-        for (uint64_t i = 0; i < some; i += SMALL_PAGE) {
-            kv[at + i] = 0;
-        }
-    }
-    return STATUS_OK;
-}
-
 static enum status kv_take(struct engine *engine, struct writer *error) {
-    uint64_t bytes = (uint64_t)engine->config.page_count * engine->layout.page_bytes;
-    void *kv = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (kv != MAP_FAILED) {
-        (void)madvise(kv, bytes, MADV_HUGEPAGE); /* only speed depends on it */
-        engine->kv = kv;
-        engine->kv_bytes = bytes;
-        if (kv_populate(kv, bytes) == STATUS_OK) {
-            return STATUS_OK;
-        }
+    char what[96];
+    engine->kv_bytes = (uint64_t)engine->config.page_count * engine->layout.page_bytes;
+    (void)snprintf(what, sizeof(what), "the KV pool (%u pages of %u tokens)",
+                   engine->config.page_count, engine->layout.page_tokens);
+    (void)arena_take_unset(&engine->kv_memory, engine->kv_bytes);
+    enum status status =
+        block_take(&engine->kv_memory, what,
+                   "ask for fewer KV tokens, or give the process more memory", error);
+    if (status == STATUS_OK) {
+        engine->kv = arena_take_unset(&engine->kv_memory, engine->kv_bytes);
     }
-    return fail(error, STATUS_BUSY,
-                "%" PRIu64 " bytes for the KV pool (%u pages of %u tokens) cannot be had: %s; "
-                "ask for fewer KV tokens, or give the process more memory",
-                bytes, engine->config.page_count, engine->layout.page_tokens, strerror(errno));
+    return status;
 }
 
 static void turn_init(struct engine *engine) {
@@ -487,9 +464,7 @@ void engine_destroy(struct engine *engine) {
     CHECK(thread_join(&engine->thread, deadline) == STATUS_OK);
     forward_destroy(engine->forward);
     team_destroy(engine->team);
-    if (engine->kv != NULL) {
-        CHECK(munmap(engine->kv, engine->kv_bytes) == 0);
-    }
+    block_free(&engine->kv_memory);
     free(engine->rows);
     free(engine->samplings);
     free(engine->tokens);

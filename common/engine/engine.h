@@ -58,8 +58,8 @@ struct engine_config {
 
 /* Allocates everything and starts the threads.
  * STATUS_INVALID or STATUS_RANGE: the configuration contradicts itself or the model;
- * STATUS_BUSY: the pool does not fit the memory, or the model's accelerator cannot compute it.
- * error receives one sentence. */
+ * STATUS_BUSY: pool or activations do not fit the memory, or the model's accelerator cannot compute
+ * it. error receives one sentence. */
 MUST_USE enum status engine_create(const struct engine_config *config, struct writer *error,
                                    struct engine **engine_out);
 /* Lets an outstanding step end (its on_step is still called), then stops the threads. NULL is

@@ -129,7 +129,12 @@ struct forward *forward_create(const struct forward_config *config) {
     forward->ffn_stride = padded(2 * shape->ffn);
     forward->vocab_stride = padded(shape->vocab);
     buffers_lay(forward); /* once to count */
-    block_take(&forward->memory);
+    if (block_take(&forward->memory, "the activations of a step",
+                   "ask for fewer tokens in a step, or give the process more memory",
+                   config->error) != STATUS_OK) {
+        free(forward);
+        return NULL;
+    }
     buffers_lay(forward);
     return forward;
 }

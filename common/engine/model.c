@@ -538,7 +538,11 @@ enum status model_create_on(const char *directory, const struct kernels *kernels
         status = load_all(&loader);
     }
     if (status == STATUS_OK) {
-        block_take(&model->memory);
+        status = block_take(
+            &model->memory, "the model's weights",
+            "take a smaller model or --weights int8, or give the process more memory", error);
+    }
+    if (status == STATUS_OK) {
         loader.is_dry = false;
         loader.hash = mix64(shape_hash(&model->config) ^ weights);
         status = load_all(&loader);

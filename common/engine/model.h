@@ -66,14 +66,15 @@ struct model_info {
 /* Opens and packs the model in `directory` for `kernels` (borrowed for the model's life).
  * error: receives one sentence on failure (512 bytes are enough); not terminated by this function.
  * STATUS_NOT_FOUND: a file is missing; STATUS_CORRUPT: a file contradicts itself; STATUS_INVALID:
- * a value is wrong; STATUS_UNSUPPORTED: understood, not served; STATUS_IO: cannot read.
- * Blocks for the time it takes to read the files. */
+ * a value is wrong; STATUS_UNSUPPORTED: understood, not served; STATUS_IO: cannot read;
+ * STATUS_BUSY: the weights do not fit the memory. Blocks for the time it takes to read the files.
+ */
 MUST_USE enum status model_create(const char *directory, const struct kernels *kernels,
                                   enum model_weights weights, struct writer *error,
                                   struct model **model_out);
 /* The same, for an accelerator (borrowed for the model's life): matrices go to its memory as the
  * files have them. kernels: for what is done on the host while loading, exactly. Also
- * STATUS_UNSUPPORTED for int8, STATUS_BUSY without room, STATUS_IO if the device fails. */
+ * STATUS_UNSUPPORTED for int8, STATUS_IO if the device fails. */
 MUST_USE enum status model_create_on(const char *directory, const struct kernels *kernels,
                                      struct accelerator *accelerator, enum model_weights weights,
                                      struct writer *error, struct model **model_out);

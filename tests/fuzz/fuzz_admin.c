@@ -21,7 +21,8 @@ struct instant clock_now(void) {
     return now;
 }
 
-/* The body comes back as digits: as it came, it could pass for the heads that the checks look for. */
+/* The body comes back as digits: as it came, it could pass for the heads that the checks look for.
+ */
 static void echo(void *ctx, const struct admin_request *request, struct admin_reply *reply) {
     CHECK(ctx == &now && request->path[0] == '/');
     char value[16];

@@ -1,5 +1,6 @@
 /* The engine against golden answers and against plans that are wrong. That it answers the same in
  * every batch, chunk, page map and thread count is same_test.c's. */
+#include "engine/block.h"
 #include "engine/engine.h"
 
 #include "base/prng.h"
@@ -608,6 +609,57 @@ static void test_an_engine_refuses_a_configuration_that_cannot_work(void **state
     small_close(&s);
 }
 
+static void test_memory_that_there_is_not_is_refused_in_a_sentence(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, (struct span){0});
+    struct engine_config config = {.model = s.model,
+                                   .layout = s.driver.layout,
+                                   .page_count = UINT32_MAX,
+                                   .threads = 1,
+                                   .rows_max = 1,
+                                   .tokens_max = 1,
+                                   .on_step = never_called};
+    struct engine *engine = NULL;
+    char text[512];
+    struct writer error;
+    writer_init(&error, text, sizeof(text) - 1);
+    assert_int_equal(engine_create(&config, &error, &engine), STATUS_BUSY);
+    assert_null(engine);
+    text[error.len] = '\0';
+    assert_non_null(strstr(text, "the KV pool (4294967295 pages of "));
+    assert_non_null(strstr(text, " MiB left; ask for fewer KV tokens, or "));
+    small_close(&s);
+    /* Weights and activations are taken in the same way. */
+    struct arena arena;
+    arena_init(&arena, NULL, 0);
+    (void)arena_take_unset(&arena, (size_t)1 << 50);
+    writer_init(&error, text, sizeof(text) - 1);
+    assert_int_equal(block_take(&arena, "so much", "ask for less", &error), STATUS_BUSY);
+    text[error.len] = '\0';
+    assert_non_null(strstr(text, "so much: 1073741"));
+    assert_null(arena.data);
+    block_free(&arena);
+}
+
+static void test_a_block_is_zeroed_aligned_and_all_there(void **state) {
+    (void)state;
+    static const size_t sizes[] = {0, 1, 4096, (size_t)2 << 20, ((size_t)5 << 20) + 17};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct arena arena;
+        arena_init(&arena, NULL, 0);
+        (void)arena_take_unset(&arena, sizes[i]);
+        assert_int_equal(block_take(&arena, "a block", "", NULL), STATUS_OK);
+        unsigned char *memory = arena_take_unset(&arena, sizes[i]);
+        assert_int_equal((uintptr_t)memory % 4096, 0);
+        for (size_t j = 0; j < sizes[i]; j++) {
+            assert_int_equal(memory[j], 0);
+            memory[j] = 1;
+        }
+        block_free(&arena);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_real_model_writes_the_reference_stories),
@@ -622,6 +674,8 @@ int main(void) {
         cmocka_unit_test(test_a_delayed_step_takes_at_least_its_delay),
         cmocka_unit_test(test_destroying_an_engine_lets_the_outstanding_step_end),
         cmocka_unit_test(test_an_engine_refuses_a_configuration_that_cannot_work),
+        cmocka_unit_test(test_memory_that_there_is_not_is_refused_in_a_sentence),
+        cmocka_unit_test(test_a_block_is_zeroed_aligned_and_all_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
