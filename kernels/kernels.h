@@ -4,9 +4,10 @@
  * range, batch, tile or thread it is computed in. So matrix products run over k from 0 upwards in
  * one chain for each element, and attention is cut into blocks of KERNELS_ATTENTION_BLOCK tokens at
  * absolute positions, merged in order. Ranges (panels, heads, rows) let threads share one call.
- * The CPU backends, "c" (the oracle), "avx2", "avx512" and "amx", take the same packed weights; the
- * last three give the same bits, but for products of "amx" with BF16 weights. All entries but
- * `round` are present in every CPU table. Nothing here allocates, blocks or fails. */
+ * The CPU backends, "c" (the oracle), "avx2", "avx512", "avx512bf16" and "amx", take the same
+ * packed weights; all but "c" give the same bits, but for products of the last two with BF16
+ * weights, which have an order of their own in each. All entries but `round` are present in every
+ * CPU table. Nothing here allocates, blocks or fails. */
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
 
@@ -171,9 +172,9 @@ struct kernels {
                       uint32_t kv_head_end);
 };
 
-/* "c", "avx2", "avx512", "amx", or NULL for the best this CPU can run. NULL if unknown or not
- * supported by the CPU, or by the system, which is asked to let this process use matrix tiles. The
- * tables are static: the pointer lives for ever. Any thread. */
+/* "c", "avx2", "avx512", "avx512bf16", "amx", or NULL for the best this CPU can run. NULL if
+ * unknown or not supported by the CPU, or by the system, which is asked to let this process use
+ * matrix tiles. The tables are static: the pointer lives for ever. Any thread. */
 const struct kernels *kernels_select(const char *name);
 
 /* Bytes of packed data for a matrix; dtype F32, BF16 or I8. */

@@ -233,25 +233,6 @@ static void gemm_halves(const struct kernels_gemm *gemm, uint32_t panel, uint32_
     _tile_release();
 }
 
-void kernels_amx_round(uint16_t *to, const float *x, uint32_t cols) {
-    const __m512i one = _mm512_set1_epi32(1);
-    const __m512i half = _mm512_set1_epi32(0x7fff);
-    for (uint32_t i = 0; i < kernels_halves(cols); i += 16) {
-        uint32_t rest = cols > i ? cols - i : 0;
-        __mmask16 mask = (__mmask16)(rest >= 16 ? 0xffffu : (1u << rest) - 1);
-        __m512 value = _mm512_maskz_loadu_ps(mask, x + i);
-        __m512i bits = _mm512_castps_si512(value);
-        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-        __m512i nearest =
-            _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, half), odd), 16);
-        /* A NaN keeps its sign and turns quiet. */
-        __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
-        nearest =
-            _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q), quiet);
-        _mm256_storeu_si256((__m256i *)(void *)(to + i), _mm512_cvtepi32_epi16(nearest));
-    }
-}
-
 /* ---- I8 ---- */
 
 /* One group: the sums of `rows` rows with the weights of one panel, less the offsets. */

@@ -5,6 +5,7 @@
 #include "kernels/cpu/tables.h"
 
 #include "kernels/convert.h"
+#include "kernels/cpu/tiles512.h"
 #include "kernels/cpu/vector.h"
 
 #include <math.h>
@@ -13,296 +14,10 @@
 
 #include <immintrin.h>
 
-/* Many rows: six by four panels, as much as the registers hold with the fewest loads a product. */
-#define BLOCK_TILE_ROWS 6u
-#define BLOCK_PANELS    4u
-/* Few rows: each weight comes from memory for them, so more rows by fewer panels. */
-#define FEW_TILE_ROWS 12u
-#define FEW_ROWS      48u
-/* One row: as many streams of memory, and chains, as eight panels. */
-#define ROW_PANELS 8u
-#define TILE_COLS  128u /* four panels' slice (32 KiB in F32) stays in the first-level cache */
-/* Rows that meet all panels before the next ones do: their values and results stay in the
- * second-level cache, and reading the weights again for each block costs next to nothing. */
-#define BLOCK_ROWS 132u
-
 /* ---- matrix product ---- */
 
-/* A panel's column in F32, or two of them in BF16. */
-#define COLUMN_BYTES ((size_t)KERNELS_PANEL * 4)
-
-/* One column of weights meets value k of each row; of a pair in BF16 the first or the second. */
-INLINE void column(const unsigned char *w, size_t w_stride, const float *const *x, size_t k,
-                   __m512 (*sum)[ROW_PANELS], const uint32_t rows, const uint32_t panels,
-                   const bool is_bf16, const bool is_second) {
-    __m512 weight[ROW_PANELS];
-#pragma GCC unroll 8
-    for (uint32_t p = 0; p < panels; p++) {
-        const unsigned char *at = w + p * w_stride;
-        if (!is_bf16) {
-            weight[p] = _mm512_load_ps((const float *)(const void *)at);
-            continue;
-        }
-        __m512i pairs = _mm512_load_si512(at);
-        pairs = is_second ? _mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xffff0000u))
-                          : _mm512_slli_epi32(pairs, 16);
-        weight[p] = _mm512_castsi512_ps(pairs);
-    }
-#pragma GCC unroll 12
-    for (uint32_t i = 0; i < rows; i++) {
-        __m512 value = _mm512_set1_ps(x[i][k]);
-#pragma GCC unroll 8
-        for (uint32_t p = 0; p < panels; p++) {
-            sum[i][p] = _mm512_fmadd_ps(weight[p], value, sum[i][p]);
-        }
-    }
-}
-
-/* Which memory a tile asks for while it computes: in each column of three ranges, that which lies
- * so far behind it. In pairs of columns for BF16. */
-#define RANGES 3u
-struct fetch {
-    size_t end[RANGES]; /* of the range; it begins where the one before ends */
-    size_t ahead[RANGES];
-};
-
-typedef void (*few_fn)(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,
-                       uint32_t first, uint32_t count, const struct fetch *fetch);
-
-/* `rows` rows times `panels` neighbouring panels, columns [first, first + count), first even: one
- * chain per element. fetch: NULL if somebody else sees to the memory. All of rows, panels, is_bf16
- * and whether there is a fetch are constants after inlining. */
-INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, uint32_t first,
-                 uint32_t count, const struct fetch *fetch, const uint32_t rows,
-                 const uint32_t panels, const bool is_bf16) {
-    __m512 sum[FEW_TILE_ROWS][ROW_PANELS];
-    const size_t step = is_bf16 ? 2 : 1;
-    size_t w_stride = panel_bytes(gemm->weights);
-    const unsigned char *w =
-        (const unsigned char *)gemm->weights->data + panel * w_stride + first / step * COLUMN_BYTES;
-    const float *x[FEW_TILE_ROWS];
-    float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
-#pragma GCC unroll 12
-    for (uint32_t i = 0; i < rows; i++) {
-        x[i] = gemm->x + (row + i) * gemm->x_stride + first;
-        __asm__("" : "+r"(x[i])); /* as in avx2.c: no address arithmetic between the products */
-#pragma GCC unroll 8
-        for (uint32_t p = 0; p < panels; p++) {
-            sum[i][p] = first == 0
-                            ? _mm512_setzero_ps()
-                            : _mm512_loadu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL);
-        }
-    }
-    size_t steps = is_bf16 ? count / 2 : count;
-    size_t k = 0;
-    for (uint32_t range = fetch == NULL ? RANGES - 1 : 0; range < RANGES; range++) {
-        size_t end = fetch == NULL ? steps : fetch->end[range];
-        size_t ahead = fetch == NULL ? 0 : fetch->ahead[range];
-#pragma GCC unroll 2
-        for (; k < end; k++) {
-            const unsigned char *at = w + k * COLUMN_BYTES;
-#pragma GCC unroll 8
-            for (uint32_t p = 0; p < panels && fetch != NULL; p++) {
-                _mm_prefetch((const char *)at + p * w_stride + ahead, _MM_HINT_T0);
-            }
-            column(at, w_stride, x, k * step, sum, rows, panels, is_bf16, false);
-            if (is_bf16) {
-                column(at, w_stride, x, k * 2 + 1, sum, rows, panels, true, true);
-            }
-        }
-    }
-    if (is_bf16 && count % 2 != 0) {
-        column(w + k * COLUMN_BYTES, w_stride, x, count - 1, sum, rows, panels, true, false);
-    }
-#pragma GCC unroll 12
-    for (uint32_t i = 0; i < rows; i++) {
-#pragma GCC unroll 8
-        for (uint32_t p = 0; p < panels; p++) {
-            _mm512_storeu_ps(y + i * gemm->y_stride + (size_t)p * KERNELS_PANEL, sum[i][p]);
-        }
-    }
-}
-
-#define TILE(rows_, panels_)                                                                       \
-    static void f32_##rows_##x##panels_(const struct kernels_gemm *gemm, uint32_t row,             \
-                                        uint32_t panel, uint32_t first, uint32_t count,            \
-                                        const struct fetch *fetch) {                               \
-        tile(gemm, row, panel, first, count, fetch, rows_, panels_, false);                        \
-    }                                                                                              \
-    static void bf16_##rows_##x##panels_(const struct kernels_gemm *gemm, uint32_t row,            \
-                                         uint32_t panel, uint32_t first, uint32_t count,           \
-                                         const struct fetch *fetch) {                              \
-        tile(gemm, row, panel, first, count, fetch, rows_, panels_, true);                         \
-    }
-#define BLOCK_TILE(rows_)                                                                          \
-    static void f32_block_##rows_(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,   \
-                                  uint32_t first, uint32_t count) {                                \
-        tile(gemm, row, panel, first, count, NULL, rows_, BLOCK_PANELS, false);                    \
-    }                                                                                              \
-    static void bf16_block_##rows_(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel,  \
-                                   uint32_t first, uint32_t count) {                               \
-        tile(gemm, row, panel, first, count, NULL, rows_, BLOCK_PANELS, true);                     \
-    }
-TILE(1, 1)
-TILE(2, 1)
-TILE(3, 1)
-TILE(4, 1)
-TILE(5, 1)
-TILE(6, 1)
-TILE(7, 1)
-TILE(8, 1)
-TILE(9, 1)
-TILE(10, 1)
-TILE(11, 1)
-TILE(12, 1)
-TILE(1, 2)
-TILE(2, 2)
-TILE(3, 2)
-TILE(4, 2)
-TILE(5, 2)
-TILE(6, 2)
-TILE(7, 2)
-TILE(8, 2)
-TILE(9, 2)
-TILE(10, 2)
-TILE(11, 2)
-TILE(12, 2)
-TILE(1, 4)
-TILE(2, 4)
-TILE(3, 4)
-TILE(4, 4)
-TILE(1, 8)
-BLOCK_TILE(1)
-BLOCK_TILE(2)
-BLOCK_TILE(3)
-BLOCK_TILE(4)
-BLOCK_TILE(5)
-BLOCK_TILE(6)
-
-#define TILE_NAMES(type_, panels_)                                                                 \
-    {                                                                                              \
-        type_##_1x##panels_, type_##_2x##panels_, type_##_3x##panels_, type_##_4x##panels_,        \
-            type_##_5x##panels_, type_##_6x##panels_, type_##_7x##panels_, type_##_8x##panels_,    \
-            type_##_9x##panels_, type_##_10x##panels_, type_##_11x##panels_, type_##_12x##panels_  \
-    }
-/* By whether weights are BF16, by the logarithm of panels, by rows - 1. */
-static const few_fn few_tiles[2][4][FEW_TILE_ROWS] = {
-    {TILE_NAMES(f32, 1), TILE_NAMES(f32, 2), {f32_1x4, f32_2x4, f32_3x4, f32_4x4}, {f32_1x8}},
-    {TILE_NAMES(bf16, 1),
-     TILE_NAMES(bf16, 2),
-     {bf16_1x4, bf16_2x4, bf16_3x4, bf16_4x4},
-     {bf16_1x8}}};
-static const tile_fn block_tiles[2][BLOCK_TILE_ROWS] = {
-    {f32_block_1, f32_block_2, f32_block_3, f32_block_4, f32_block_5, f32_block_6},
-    {bf16_block_1, bf16_block_2, bf16_block_3, bf16_block_4, bf16_block_5, bf16_block_6}};
-
-/* ---- few rows ---- */
-
-/* Rows of one tile meet each weight once, on its way from memory. What lies behind a panel's end is
- * its neighbour, which is read already: near the end it is time for the panels that follow. */
-static void few_stream(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
-                       const uint32_t panels_log, const bool is_bf16) {
-    uint32_t cols = gemm->weights->cols;
-    size_t steps = is_bf16 ? cols / 2 : cols;
-    const size_t reach = PREFETCH_BYTES / COLUMN_BYTES;
-    size_t others = ((1u << panels_log) - 1) * panel_bytes(gemm->weights);
-    const struct fetch fetch = {.end = {steps > reach ? steps - reach : 0, steps, steps},
-                                .ahead = {PREFETCH_BYTES, PREFETCH_BYTES + others, 0}};
-    few_tiles[is_bf16][panels_log][rows - 1](gemm, row, panel, 0, cols, &fetch);
-}
-
-/* Rows of several tiles: cut along k, so that the weights stay in the cache. While a slice of
- * columns is computed the next one is fetched, a share by each tile. */
-static void few_slices(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
-                       const uint32_t panels_log, const bool is_bf16) {
-    uint32_t cols = gemm->weights->cols;
-    const uint32_t step = is_bf16 ? 2 : 1;
-    uint32_t parts = (rows + FEW_TILE_ROWS - 1) / FEW_TILE_ROWS;
-    for (uint32_t first = 0; first < cols; first += TILE_COLS) {
-        uint32_t count = cols - first < TILE_COLS ? cols - first : TILE_COLS;
-        uint32_t steps = count / step;
-        size_t next = first + count < cols ? steps * COLUMN_BYTES
-                                           : (panel_bytes(gemm->weights) << panels_log) -
-                                                 first / step * COLUMN_BYTES;
-        /* Rows are spread evenly: fourteen are seven and seven, not twelve and a slow pair. */
-        for (uint32_t i = 0; i < parts; i++) {
-            uint32_t at = share_first(rows, parts, i);
-            uint32_t end = share_first(rows, parts, i + 1);
-            const struct fetch fetch = {
-                .end = {share_first(steps, parts, i), share_first(steps, parts, i + 1), steps},
-                .ahead = {0, next, 0}};
-            few_tiles[is_bf16][panels_log][end - at - 1](gemm, row + at, panel, first, count,
-                                                         &fetch);
-        }
-    }
-}
-
-static void few_run(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
-                    uint32_t panel_end, const bool is_bf16) {
-    for (; rows == 1 && panel + ROW_PANELS <= panel_end; panel += ROW_PANELS) {
-        few_stream(gemm, row, rows, panel, 3, is_bf16);
-    }
-    for (; rows <= 4 && panel + 4 <= panel_end; panel += 4) {
-        few_stream(gemm, row, rows, panel, 2, is_bf16);
-    }
-    for (; panel < panel_end; panel += 2) {
-        uint32_t panels_log = panel + 2 <= panel_end ? 1 : 0;
-        if (rows <= FEW_TILE_ROWS) {
-            few_stream(gemm, row, rows, panel, panels_log, is_bf16);
-        } else {
-            few_slices(gemm, row, rows, panel, panels_log, is_bf16);
-        }
-    }
-}
-
-/* ---- many rows ---- */
-
-/* Brings columns [from, end) of a block's panels nearer. */
-INLINE void slice_fetch(const unsigned char *w, size_t w_stride, size_t from, size_t end) {
-    for (size_t at = from * COLUMN_BYTES; at < end * COLUMN_BYTES; at += COLUMN_BYTES) {
-#pragma GCC unroll 4
-        for (uint32_t p = 0; p < BLOCK_PANELS; p++) {
-            _mm_prefetch((const char *)w + p * w_stride + at, _MM_HINT_T1);
-        }
-    }
-}
-
-/* As few_slices, but each tile's share of the fetching is small enough to be had at once. */
-static void block_run(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
-                      const bool is_bf16) {
-    uint32_t cols = gemm->weights->cols;
-    const uint32_t step = is_bf16 ? 2 : 1;
-    size_t w_stride = panel_bytes(gemm->weights);
-    const unsigned char *w = (const unsigned char *)gemm->weights->data + panel * w_stride;
-    uint32_t parts = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
-    for (uint32_t first = 0; first < cols; first += TILE_COLS) {
-        uint32_t count = cols - first < TILE_COLS ? cols - first : TILE_COLS;
-        uint32_t steps = TILE_COLS / step;
-        const unsigned char *next = first + count < cols ? w + (first + count) / step * COLUMN_BYTES
-                                                         : w + BLOCK_PANELS * w_stride;
-        for (uint32_t i = 0; i < parts; i++) {
-            uint32_t at = share_first(rows, parts, i);
-            uint32_t end = share_first(rows, parts, i + 1);
-            slice_fetch(next, w_stride, share_first(steps, parts, i),
-                        share_first(steps, parts, i + 1));
-            block_tiles[is_bf16][end - at - 1](gemm, row + at, panel, first, count);
-        }
-    }
-}
-
-static void gemm_panels(const struct kernels_gemm *gemm, uint32_t panel, uint32_t panel_end,
-                        const bool is_bf16) {
-    uint32_t blocks = (gemm->count + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    for (uint32_t i = 0; i < blocks; i++) {
-        uint32_t row = share_first(gemm->count, blocks, i);
-        uint32_t rows = share_first(gemm->count, blocks, i + 1) - row;
-        uint32_t at = panel;
-        for (; rows > FEW_ROWS && at + BLOCK_PANELS <= panel_end; at += BLOCK_PANELS) {
-            block_run(gemm, row, rows, at, is_bf16);
-        }
-        few_run(gemm, row, rows, at, panel_end, is_bf16);
-    }
-}
+TILES(f32_tiles, FACTORS_F32)
+TILES(wide_tiles, FACTORS_WIDE)
 
 static void avx512_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end) {
     if (gemm->weights->dtype == KERNELS_I8) {
@@ -312,9 +27,9 @@ static void avx512_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, u
             kernels_avx2.gemm(gemm, panel_first, panel_end);
         }
     } else if (gemm->weights->dtype == KERNELS_BF16) {
-        gemm_panels(gemm, panel_first, panel_end, true);
+        gemm_panels(gemm, panel_first, panel_end, &wide_tiles, FACTORS_WIDE);
     } else {
-        gemm_panels(gemm, panel_first, panel_end, false);
+        gemm_panels(gemm, panel_first, panel_end, &f32_tiles, FACTORS_F32);
     }
 }
 
@@ -357,6 +72,24 @@ static void avx512_silu_mul(float *out, const float *gate, const float *up, size
         __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, e));
         _mm512_mask_storeu_ps(out + i, mask,
                               _mm512_mul_ps(silu, _mm512_maskz_loadu_ps(mask, up + i)));
+    }
+}
+
+static void avx512_round(uint16_t *to, const float *x, uint32_t cols) {
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i half = _mm512_set1_epi32(0x7fff);
+    for (uint32_t i = 0; i < kernels_halves(cols); i += 16) {
+        __mmask16 mask = tail_mask(cols > i ? cols - i : 0);
+        __m512 value = _mm512_maskz_loadu_ps(mask, x + i);
+        __m512i bits = _mm512_castps_si512(value);
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+        __m512i nearest =
+            _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, half), odd), 16);
+        /* A NaN keeps its sign and turns quiet. */
+        __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+        nearest =
+            _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q), quiet);
+        _mm256_storeu_si256((__m256i *)(void *)(to + i), _mm512_cvtepi32_epi16(nearest));
     }
 }
 
@@ -1140,9 +873,13 @@ static void avx512_store(void *to, enum kernels_dtype dtype, const float *from, 
 const struct kernels kernels_avx512 = {
     .name = "avx512", .bf16_numerics = "avx2", .gemm = avx512_gemm, REST};
 
+/* Pairs of BF16 at once, and all else the same. */
+const struct kernels kernels_avx512bf16 = {.name = "avx512bf16",
+                                           .bf16_numerics = "avx512bf16",
+                                           .gemm = kernels_bf16_gemm,
+                                           .round = avx512_round,
+                                           REST};
+
 /* Matrix tiles for the products of the two short types, and all else the same. */
-const struct kernels kernels_amx = {.name = "amx",
-                                    .bf16_numerics = "amx",
-                                    .gemm = kernels_amx_gemm,
-                                    .round = kernels_amx_round,
-                                    REST};
+const struct kernels kernels_amx = {
+    .name = "amx", .bf16_numerics = "amx", .gemm = kernels_amx_gemm, .round = avx512_round, REST};

@@ -13,6 +13,9 @@ static bool cpu_has_avx512(void) {
     return cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+static bool cpu_has_bf16(void) {
+    return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16") && kernels_bf16_is_usual();
+}
 static bool cpu_has_amx(void) {
     return cpu_has_avx512() && __builtin_cpu_supports("avx512vnni") && kernels_amx_is_allowed();
 }
@@ -22,6 +25,9 @@ const struct kernels *kernels_select(const char *name) {
 #if defined(__x86_64__)
     if ((name == NULL || strcmp(name, "amx") == 0) && cpu_has_amx()) {
         return &kernels_amx;
+    }
+    if ((name == NULL || strcmp(name, "avx512bf16") == 0) && cpu_has_bf16()) {
+        return &kernels_avx512bf16;
     }
     if ((name == NULL || strcmp(name, "avx512") == 0) && cpu_has_avx512()) {
         return &kernels_avx512;

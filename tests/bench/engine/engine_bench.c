@@ -164,6 +164,29 @@ __attribute__((target("avx512f,avx512vnni"))) static void bytes_part(void *conte
     }
 }
 
+/* Sixteen lanes of two half products each. */
+__attribute__((target("avx512f,avx512bf16"))) static void halves_part(void *context, uint32_t part,
+                                                                      uint32_t worker) {
+    (void)part;
+    struct limits *limits = context;
+    __m512 chains[12];
+    __m512bh by = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+    for (int i = 0; i < 12; i++) {
+        chains[i] = _mm512_set1_ps((float)i);
+    }
+    for (uint32_t n = 0; n < FMA_ROUNDS; n++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) {
+            chains[i] = _mm512_dpbf16_ps(chains[i], by, by);
+        }
+    }
+    float lanes[16];
+    for (int i = 0; i < 12; i++) {
+        _mm512_storeu_ps(lanes, chains[i]);
+        limits->sink[worker] += (double)lanes[0];
+    }
+}
+
 /* Four tiles, as independent as the processor's own guide asks for: 16 x 16 sums of 64 bytes (or
  * 32 halves) each. */
 #define TILE_ROUNDS 100000u
@@ -279,6 +302,9 @@ static struct peaks measure_peaks(struct team *team) {
     peaks.int8 = peaks.f32;
     if (is_wide && __builtin_cpu_supports("avx512vnni")) {
         peaks.int8 = measure_part(team, bytes_part, rounds * 64);
+    }
+    if (kernels_select("avx512bf16") != NULL) {
+        peaks.bf16 = measure_part(team, halves_part, rounds * 32);
     }
     if (tiles_are_there()) {
         peaks.int8 = measure_part(team, byte_tiles_part, 2.0 * 4 * 16384 * TILE_ROUNDS);

@@ -44,7 +44,7 @@ struct driver_config {
 };
 
 /* Every backend there is; a CPU may lack some. */
-#define DRIVER_BACKENDS 4u
+#define DRIVER_BACKENDS 5u
 extern const char *const driver_backends[DRIVER_BACKENDS];
 
 /* A model from the source tree's data, opened with a backend ("c", "avx2"); NULL if the CPU lacks

@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-_Static_assert(DRIVER_BACKENDS == 4, "kind_draw names each backend");
+_Static_assert(DRIVER_BACKENDS == 5, "kind_draw names each backend");
 
 #define MEMBERS_MAX  129u
 #define PROMPT_MAX   150u
@@ -485,7 +485,7 @@ struct kind {
  * CPU cannot run it. */
 static struct kind kind_draw(struct prng *prng) {
     static const uint32_t paths[] = {0, 0, 1, 2, 3, 4, 5, 6, 7};
-    static const uint32_t backends[] = {0, 1, 1, 2, 2, 3, 3}; /* plain C takes longest */
+    static const uint32_t backends[] = {0, 1, 1, 2, 2, 3, 3, 4, 4}; /* plain C takes longest */
     struct kind kind = {.path = DRAW_OF(prng, paths), .backend = DRAW_OF(prng, backends)};
     kind.weights = prng_below(prng, 3) == 0 ? MODEL_WEIGHTS_INT8 : MODEL_WEIGHTS_FILE;
     kind.model = model_of(kind.path, kind.backend, kind.weights);

@@ -19,7 +19,7 @@
 
 #define UNIT 0x1p-24 /* half a unit in the last place of 1.0f */
 
-static const char *const backend_names[] = {"c", "avx2", "avx512", "amx"};
+static const char *const backend_names[] = {"c", "avx2", "avx512", "avx512bf16", "amx"};
 
 /* NULL where this CPU lacks the instructions. */
 static const struct kernels *backend(size_t i) {
@@ -228,9 +228,21 @@ static float tile_element(const float *x, const double *w, uint32_t cols) {
     return sum;
 }
 
-static void test_matrix_tiles_sum_bf16_in_the_order_that_they_promise(void **state) {
-    (void)state;
-    const struct kernels *kernels = kernels_select("amx");
+/* The order of bf16.c: one chain over the pairs of columns, in each the second and then the first.
+ */
+static float pairs_element(const float *x, const double *w, uint32_t cols) {
+    float sum = 0;
+    for (uint32_t k = 0; k < cols; k += 2) {
+        if (k + 1 < cols) {
+            sum = fmaf(bf16_value(bf16_of(x[k + 1])), (float)w[k + 1], sum);
+        }
+        sum = fmaf(bf16_value(bf16_of(x[k])), (float)w[k], sum);
+    }
+    return sum;
+}
+
+static void check_order(const struct kernels *kernels,
+                        float (*element)(const float *x, const double *w, uint32_t cols)) {
     struct prng prng = {41};
     for (uint32_t round = 0; kernels != NULL && round < 60; round++) {
         uint32_t rows = 1 + prng_below(&prng, 70);
@@ -249,8 +261,7 @@ static void test_matrix_tiles_sum_bf16_in_the_order_that_they_promise(void **sta
         multiply(kernels, &gemm, 0, kernels_panels(rows));
         for (uint32_t i = 0; i < count; i++) {
             for (uint32_t j = 0; j < rows; j++) {
-                float expected =
-                    tile_element(x + (size_t)i * cols, m.plain + (size_t)j * cols, cols);
+                float expected = element(x + (size_t)i * cols, m.plain + (size_t)j * cols, cols);
                 assert_memory_equal(&y[i * stride + j], &expected, sizeof(float));
             }
         }
@@ -258,6 +269,12 @@ static void test_matrix_tiles_sum_bf16_in_the_order_that_they_promise(void **sta
         free(y);
         matrix_free(&m);
     }
+}
+
+static void test_bf16_products_of_rounded_rows_have_the_order_that_they_promise(void **state) {
+    (void)state;
+    check_order(kernels_select("amx"), tile_element);
+    check_order(kernels_select("avx512bf16"), pairs_element);
 }
 
 /* So small that products lie about where numbers stop being normal; some are below that already. */
@@ -1037,6 +1054,7 @@ static void test_a_backend_is_chosen_by_name_and_an_unknown_one_is_refused(void 
     assert_null(kernels_select(""));
     assert_non_null(kernels_select(NULL));
     const struct kernels *best = kernels_select("amx");
+    best = best != NULL ? best : kernels_select("avx512bf16");
     best = best != NULL ? best : kernels_select("avx512");
     best = best != NULL ? best : kernels_select("avx2");
     assert_ptr_equal(kernels_select(NULL), best != NULL ? best : kernels_select("c"));
@@ -1046,7 +1064,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_product_of_any_shape_is_within_the_rounding_bound),
         cmocka_unit_test(test_a_product_row_has_the_same_bits_in_every_batch_and_panel_range),
-        cmocka_unit_test(test_matrix_tiles_sum_bf16_in_the_order_that_they_promise),
+        cmocka_unit_test(test_bf16_products_of_rounded_rows_have_the_order_that_they_promise),
         cmocka_unit_test(test_a_row_has_the_same_bits_alone_where_numbers_vanish),
         cmocka_unit_test(test_rows_are_rounded_as_bf16_is_stored),
         cmocka_unit_test(test_row_operations_agree_with_double_arithmetic_at_every_width),
