@@ -22,7 +22,7 @@ extern "C" {
 #define DEVICE_TABLE_VERSION 1u  /* raised by every change of this header that old objects miss */
 #define DEVICE_TILE          64u /* rows of x in one product */
 #define DEVICE_ALIGN         16u /* rows and columns of a matrix are padded to multiples of it */
-#define DEVICE_HEAD_DIM_MAX  256u
+#define DEVICE_HEAD_DIM_MAX  1024u
 #define DEVICE_MARKS         8u
 #define DEVICE_TEXT          256u
 #define DEVICE_NUMERICS      20u

@@ -249,12 +249,12 @@ static enum status read_shape(const struct reader *reader, struct model_config *
     if (config->head_dim == 0) {
         config->head_dim = config->hidden / config->heads;
     }
-    status = read_count(reader, "head_dim", true, 1, 1024, &config->head_dim);
-    if (status == STATUS_OK &&
-        (config->head_dim % 2 != 0 || config->head_dim > 1024 || config->head_dim == 0)) {
+    status = read_count(reader, "head_dim", true, 1, CONFIG_HEAD_DIM_MAX, &config->head_dim);
+    if (status == STATUS_OK && (config->head_dim % 2 != 0 ||
+                                config->head_dim > CONFIG_HEAD_DIM_MAX || config->head_dim == 0)) {
         return fail(reader->error, STATUS_INVALID,
-                    "%s: the head dimension is %u, but must be even and at most 1024", reader->file,
-                    config->head_dim);
+                    "%s: the head dimension is %u, but must be even and at most %u", reader->file,
+                    config->head_dim, CONFIG_HEAD_DIM_MAX);
     }
     return status;
 }

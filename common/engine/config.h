@@ -13,6 +13,8 @@
 #include "base/status.h"
 #include "engine/model.h"
 
+#define CONFIG_HEAD_DIM_MAX 1024u
+
 /* Llama 3's stretching of the low rotary frequencies. */
 struct config_rope_llama3 {
     bool is_on;
@@ -29,7 +31,7 @@ struct model_config {
     uint32_t layers;
     uint32_t heads;
     uint32_t kv_heads;
-    uint32_t head_dim;
+    uint32_t head_dim; /* even, at most CONFIG_HEAD_DIM_MAX */
     uint32_t vocab;
     uint32_t context_tokens;
     float norm_epsilon;

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "engine/accelerator.h"
+#include "engine/config.h"
 #include "engine/fail.h"
 #include "engine/model_weights.h"
 #include "engine/team.h"
@@ -22,6 +23,7 @@ enum {
 #define WAIT_MS     20000
 #define PROVE_MS    20000
 #define ROWS_A_PART 16u
+_Static_assert(CONFIG_HEAD_DIM_MAX <= DEVICE_HEAD_DIM_MAX, "a device computes every model's heads");
 
 /* Vectors of one layer, in device memory. */
 struct layer_vectors {
@@ -247,14 +249,7 @@ enum status forward_device_create(const struct forward_config *config, struct wr
     forward->table = model->accelerator->table;
     forward->device = model->accelerator->device;
     forward->qkv_width = (shape->heads + 2 * shape->kv_heads) * shape->head_dim;
-    enum status status = STATUS_OK;
-    if (shape->head_dim > DEVICE_HEAD_DIM_MAX) {
-        status = fail(error, STATUS_UNSUPPORTED, "head_dim is %u, a device computes up to %u",
-                      shape->head_dim, DEVICE_HEAD_DIM_MAX);
-    }
-    if (status == STATUS_OK) {
-        status = vectors_load(forward, error);
-    }
+    enum status status = vectors_load(forward, error);
     if (status == STATUS_OK) {
         status = products_prepare(forward, error);
     }

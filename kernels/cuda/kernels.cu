@@ -140,14 +140,18 @@ __global__ static void mirror_rows(struct device_kv kv, struct device_step step,
 
 /* ---- attention ---- */
 
-/* One block of threads is one head of one token. Thread t scores the t-th token of a block of
- * positions, then sums the values of dimensions t, t + 64, ... : every chain runs upwards, and
+#define DIM_USUAL 256u
+
+/* One block of threads is one head of one token; DIM_MAX is room for it in shared memory, and the
+ * less a block has of it, the more of them run at once. Thread t scores the t-th token of a block
+ * of positions, then sums the values of dimensions t, t + 64, ... : every chain runs upwards, and
  * blocks are merged in order, as in the oracle. */
+template <uint32_t DIM_MAX>
 __global__ static void attention_rows(struct device_kv kv, struct device_step step, const float *q,
                                       size_t q_stride, float *out, size_t out_stride,
                                       uint32_t group, float scale) {
-    __shared__ float query[DEVICE_HEAD_DIM_MAX];
-    __shared__ float mixed[DEVICE_HEAD_DIM_MAX];
+    __shared__ float query[DIM_MAX];
+    __shared__ float mixed[DIM_MAX];
     __shared__ float score[KERNELS_ATTENTION_BLOCK];
     __shared__ float weight[KERNELS_ATTENTION_BLOCK];
     uint32_t dim = kv.head_dim;
@@ -343,8 +347,10 @@ void kernel_attention(struct device *device, const struct device_kv *kv,
     if (step->count == 0) {
         return;
     }
-    LAUNCH(device->queues[DEVICE_COMPUTE], dim3(step->count, heads), KERNELS_ATTENTION_BLOCK,
-           attention_rows, *kv, *step, q, q_stride, out, out_stride, heads / kv->kv_heads, scale);
+    auto *rows =
+        kv->head_dim <= DIM_USUAL ? attention_rows<DIM_USUAL> : attention_rows<DEVICE_HEAD_DIM_MAX>;
+    LAUNCH(device->queues[DEVICE_COMPUTE], dim3(step->count, heads), KERNELS_ATTENTION_BLOCK, rows,
+           *kv, *step, q, q_stride, out, out_stride, heads / kv->kv_heads, scale);
     device_launched(device, "attention");
 }
 

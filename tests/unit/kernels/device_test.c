@@ -528,8 +528,9 @@ static void test_attention_has_the_bits_of_the_oracle(void **state) {
     (void)state;
     static const struct {
         uint32_t kv_heads, group, dim, page_tokens, length;
-    } shapes[] = {{1, 1, 2, 1, 1},      {2, 3, 12, 16, 63},   {1, 8, 64, 16, 64}, {4, 2, 8, 7, 65},
-                  {2, 1, 128, 64, 129}, {1, 2, 256, 32, 300}, {1, 1, 8, 16, 1000}};
+    } shapes[] = {{1, 1, 2, 1, 1},     {2, 3, 12, 16, 63},   {1, 8, 64, 16, 64},
+                  {4, 2, 8, 7, 65},    {2, 1, 128, 64, 129}, {1, 2, 256, 32, 300},
+                  {1, 1, 8, 16, 1000}, {1, 2, 258, 16, 70},  {1, 1, 1024, 16, 65}};
     struct prng prng = {7};
     for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
         for (size_t d = 0; d < 2; d++) {
