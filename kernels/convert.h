@@ -53,28 +53,43 @@ CONVERT_FUNCTION float convert_from_f16(uint16_t value) {
     return convert_bits(sign | ((exponent + 112u) << 23) | (fraction << 13));
 }
 
-/* Whole numbers in [-127, 127] for `count` values, nearest with ties to even; returns what 1 stands
- * for. NaN, with zeros, if a value is not finite. */
+/* What 1 stands for in a group of whole numbers in [-127, 127] whose largest magnitude has these
+ * bits (which are ordered as the magnitudes are): NaN if it is not finite. *inverse_out: for
+ * convert_i8_number. */
+CONVERT_FUNCTION float convert_i8_scale(uint32_t magnitude, float *inverse_out) {
+    *inverse_out = 0.0f;
+    if (magnitude >= 0x7f800000u) {
+        return convert_bits(0x7fc00000u);
+    }
+    float largest = convert_bits(magnitude);
+    /* A scale below the normal numbers would lose bits by chance of the machine's settings. */
+    if (largest < 0x1p-100f) {
+        return 0.0f;
+    }
+    *inverse_out = 127.0f / largest;
+    return largest / 127.0f;
+}
+/* Nearest, ties to even; inverse 0 makes zeros of all values, also of those that are not finite. */
+CONVERT_FUNCTION int8_t convert_i8_number(float value, float inverse) {
+    if (inverse == 0.0f) {
+        return 0;
+    }
+    /* Adding 1.5 * 2^23 leaves no place for a fraction. */
+    float whole = (value * inverse + 12582912.0f) - 12582912.0f;
+    whole = whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole;
+    return (int8_t)whole;
+}
+/* A whole group by one thread; returns its scale. */
 CONVERT_FUNCTION float convert_to_i8(int8_t *to, const float *from, uint32_t count) {
-    float largest = 0.0f;
-    uint32_t is_broken = 0;
+    uint32_t largest = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t magnitude = convert_to_bits(from[i]) & 0x7fffffffu;
-        is_broken |= magnitude >= 0x7f800000u;
-        largest = convert_bits(magnitude) > largest ? convert_bits(magnitude) : largest;
+        largest = magnitude > largest ? magnitude : largest;
     }
-    /* A scale below the normal numbers would lose bits by chance of the machine's settings. */
-    if (is_broken != 0 || largest < 0x1p-100f) {
-        memset(to, 0, count);
-        return is_broken != 0 ? convert_bits(0x7fc00000u) : 0.0f;
-    }
-    float scale = largest / 127.0f;
-    float inverse = 127.0f / largest;
+    float inverse;
+    float scale = convert_i8_scale(largest, &inverse);
     for (uint32_t i = 0; i < count; i++) {
-        /* Adding 1.5 * 2^23 leaves no place for a fraction. */
-        float whole = (from[i] * inverse + 12582912.0f) - 12582912.0f;
-        whole = whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole;
-        to[i] = (int8_t)whole;
+        to[i] = convert_i8_number(from[i], inverse);
     }
     return scale;
 }
