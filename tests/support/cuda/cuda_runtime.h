@@ -26,6 +26,12 @@ struct dim3 {
     }
 };
 
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+
+#define EMULATION_THREADS_MAX 1024u /* of a block, as on the devices */
+
 /* Where the calling thread stands in the kernel that runs. */
 extern thread_local dim3 blockIdx;
 extern thread_local dim3 blockDim;
@@ -34,11 +40,20 @@ unsigned emulation_threads();
 unsigned emulation_thread(unsigned i);
 void emulation_sync();
 unsigned atomicAdd(unsigned *to, unsigned value);
+/* sum + the products of the four signed bytes of each. */
+static inline int __dp4a(int a, int b, int sum) {
+    for (int shift = 0; shift < 32; shift += 8) {
+        sum += (int8_t)((unsigned)a >> shift) * (int8_t)((unsigned)b >> shift);
+    }
+    return sum;
+}
 
 #define EACH_THREAD(t)                                                                             \
     for (unsigned i_##t = 0, t = emulation_thread(0); i_##t < emulation_threads();                 \
          t = emulation_thread(++i_##t))
-#define BLOCK_SYNC() emulation_sync()
+#define BLOCK_SYNC()           emulation_sync()
+#define THREAD_OWN(type, name) static type name[EMULATION_THREADS_MAX]
+#define OWN(name, t)           name[t]
 #define LAUNCH(stream, grid, threads, kernel, ...)                                                 \
     emulation_launch((stream), (grid), (threads), emulation_bind(kernel, __VA_ARGS__))
 

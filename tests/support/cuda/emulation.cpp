@@ -146,7 +146,8 @@ void emulation_enqueue(cudaStream_t stream, std::function<void()> work) {
 
 void emulation_launch(cudaStream_t stream, dim3 grid, dim3 threads, std::function<void()> kernel) {
     guard held(lock);
-    if (grid.x == 0 || grid.y == 0 || grid.y > 65535 || threads.x == 0 || threads.x > 1024) {
+    if (grid.x == 0 || grid.y == 0 || grid.y > 65535 || threads.x == 0 ||
+        threads.x > EMULATION_THREADS_MAX) {
         last_error = cudaErrorInvalidValue;
         return;
     }
