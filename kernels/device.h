@@ -4,9 +4,9 @@
  * nor need it. Everything is asynchronous in the order of two queues: compute, and copies to the
  * host. Marks order them and tell the host how far they are; nothing here waits without an end.
  * Rows are as in kernels.h: a result element is reduced in one fixed order, whatever shares the
- * call; so products run in tiles of DEVICE_TILE rows, padded with zeros, by one fixed algorithm for
- * each shape of matrix. The first failure is kept (`failure`) and everything after it is void: the
- * device is lost to this process. One thread at a time. */
+ * call; so products of F32 and BF16 run in tiles of DEVICE_TILE rows, padded with zeros, by one
+ * fixed algorithm for each shape of matrix. The first failure is kept (`failure`) and everything
+ * after it is void: the device is lost to this process. One thread at a time. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 
@@ -19,8 +19,8 @@
 extern "C" {
 #endif
 
-#define DEVICE_TABLE_VERSION 1u  /* raised by every change of this header that old objects miss */
-#define DEVICE_TILE          64u /* rows of x in one product */
+#define DEVICE_TABLE_VERSION 2u  /* raised by every change of this header that old objects miss */
+#define DEVICE_TILE          64u /* rows of x in one product of F32 or BF16 */
 #define DEVICE_ALIGN         16u /* rows and columns of a matrix are padded to multiples of it */
 #define DEVICE_HEAD_DIM_MAX  1024u
 #define DEVICE_MARKS         8u
@@ -39,21 +39,27 @@ struct device_info {
     uint64_t free_bytes; /* when it was opened */
 };
 
-/* A weight matrix [rows, cols] in device memory: rows `stride` elements apart, and as many rows as
- * device_padded(rows); what is padding is zero. */
+/* A weight matrix [rows, cols] in device memory: rows device_row_bytes apart, and as many rows as
+ * device_padded(rows); what is padding is zero. A row of I8 is the numbers of its groups, one after
+ * the other, then the groups' scales (F32). */
 struct device_matrix {
-    enum kernels_dtype dtype; /* F32 or BF16 */
+    enum kernels_dtype dtype; /* F32, BF16 or I8 */
     uint32_t rows;
     uint32_t cols;
-    uint32_t stride; /* device_padded(cols) */
     void *data;
 };
 
 static inline uint32_t device_padded(uint32_t count) {
     return (count + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
 }
+static inline uint32_t device_row_bytes(enum kernels_dtype dtype, uint32_t cols) {
+    if (dtype == KERNELS_I8) {
+        return device_padded(kernels_groups(cols) * (KERNELS_GROUP + (uint32_t)sizeof(float)));
+    }
+    return device_padded(cols) * kernels_dtype_bytes(dtype);
+}
 static inline uint64_t device_matrix_bytes(enum kernels_dtype dtype, uint32_t rows, uint32_t cols) {
-    return (uint64_t)device_padded(rows) * device_padded(cols) * kernels_dtype_bytes(dtype);
+    return (uint64_t)device_padded(rows) * device_row_bytes(dtype, cols);
 }
 
 /* The tokens of one step; arrays in device memory. Token n is at `positions[n]` of a sequence whose
@@ -123,14 +129,15 @@ struct device_table {
     void (*follow)(struct device *device, enum device_queue queue, uint32_t mark);
     enum device_state (*look)(struct device *device, uint32_t mark);
 
-    /* Chooses the algorithm for matrices of this shape, and proves on the device that a row's bits
-     * do not depend on its place in the tile. Before the first product; while loading, since it
-     * waits, `limit_ms` at most. 0, or -1 with a sentence. */
+    /* Makes room for products with matrices of this shape; for F32 and BF16 also chooses the
+     * algorithm, and proves on the device that a row's bits do not depend on its place in the tile.
+     * Before the first product; while loading, since it waits, `limit_ms` at most. 0, or -1 with a
+     * sentence. */
     int (*prepare)(struct device *device, enum kernels_dtype dtype, uint32_t rows, uint32_t cols,
                    uint32_t limit_ms, char *why, size_t why_cap);
 
     /* ---- operations, all on the compute queue unless said otherwise; strides in elements. ---- */
-    /* x[n] = row tokens[n] of the matrix, exactly. */
+    /* x[n] = row tokens[n] of the matrix, as it counts in products. */
     void (*embed)(struct device *device, const struct device_matrix *matrix,
                   const struct device_step *step, float *x);
     /* Norms each of `heads` runs of `width` in rows x + row * x_stride, row = rows[n], or n where
@@ -139,7 +146,7 @@ struct device_table {
                      size_t x_stride, const uint32_t *rows, const float *weight, uint32_t count,
                      uint32_t heads, uint32_t width, float epsilon);
     /* y[n] = matrix * x[n]; writes `rows` values a row and nothing else. BF16 matrices take x as
-     * the exact sum of three BF16 parts. */
+     * the exact sum of three BF16 parts; I8 ones as kernels.h says, with the bits of its tables. */
     void (*product)(struct device *device, const struct device_matrix *matrix, const float *x,
                     size_t x_stride, float *y, size_t y_stride, uint32_t count);
     /* out[n] += x[n]; x_stride 0: the same row for all. */

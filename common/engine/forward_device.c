@@ -399,7 +399,6 @@ static struct device_matrix matrix_of(const struct kernels_weights *weights) {
     return (struct device_matrix){.dtype = weights->dtype,
                                   .rows = weights->rows,
                                   .cols = weights->cols,
-                                  .stride = device_padded(weights->cols),
                                   .data = weights->data};
 }
 

@@ -1,7 +1,8 @@
 /* The inside of the CUDA backend: one opened device, and what its files offer each other.
  *
  * device.cu has life, memory and order; kernels.cu the operations; product.cu the products by
- * cuBLAS; ranks.cu the communicator. Only device.cu exports anything. */
+ * cuBLAS; int8.cu those with I8 weights; ranks.cu the communicator. Only device.cu exports
+ * anything. */
 #ifndef KERNELS_CUDA_INTERNAL_H
 #define KERNELS_CUDA_INTERNAL_H
 
@@ -11,6 +12,9 @@
 #include "kernels/device.h"
 
 #define SHAPES_MAX 64u
+/* Rows of x that are rounded at a time for I8 weights: enough to fill a device with their product,
+ * few enough to stay small beside the weights. */
+#define ROUNDED_ROWS 512u
 
 /* The chosen algorithm of one shape of matrix: always DEVICE_TILE rows of x (three parts of each
  * for BF16). */
@@ -33,7 +37,7 @@ struct device {
     cublasLtHandle_t blas;
     struct shape shapes[SHAPES_MAX];
     uint32_t shape_count;
-    void *staged; /* one tile of x, as products take it */
+    void *staged; /* one tile of x, as products take it; ROUNDED_ROWS rows for I8 */
     uint64_t staged_bytes;
     float *partial; /* one tile of results, before the parts are added */
     uint64_t partial_bytes;
@@ -84,6 +88,15 @@ void kernel_combine(struct device *device, enum kernels_dtype dtype, float *y, s
  * first row of its part has. */
 void kernel_compare(struct device *device, enum kernels_dtype dtype, uint32_t rows_padded,
                     uint32_t *different);
+
+/* ---- int8.cu ---- */
+/* Rounds `count` rows of x, at most ROUNDED_ROWS, into `staged`: laid out as rows of an I8 matrix
+ * of as many columns, so that both sides of a product are read alike. */
+void kernel_round(struct device *device, const float *x, size_t x_stride, uint32_t count,
+                  uint32_t cols);
+/* y[n, 0..rows) of the `count` rows in `staged`. */
+void kernel_product_i8(struct device *device, const struct device_matrix *matrix, float *y,
+                       size_t y_stride, uint32_t count);
 
 /* ---- product.cu ---- */
 int product_prepare(struct device *device, enum kernels_dtype dtype, uint32_t rows, uint32_t cols,

@@ -23,13 +23,18 @@ static __device__ uint64_t row_place(const struct device_kv &kv, const struct de
 
 /* ---- rows ---- */
 
-__global__ static void embed_rows(const void *matrix, enum kernels_dtype dtype, size_t stride,
-                                  const uint32_t *tokens, float *x, uint32_t width) {
-    size_t from = tokens[blockIdx.x] * stride;
-    size_t to = (size_t)blockIdx.x * width;
+/* numbers: what a row of I8 has before its scales. */
+__global__ static void embed_rows(struct device_matrix matrix, uint32_t row_bytes, uint32_t numbers,
+                                  const uint32_t *tokens, float *x) {
+    const unsigned char *from =
+        (const unsigned char *)matrix.data + (size_t)tokens[blockIdx.x] * row_bytes;
+    const float *scales = (const float *)(from + numbers);
+    float *to = x + (size_t)blockIdx.x * matrix.cols;
     EACH_THREAD(t) {
-        for (uint32_t i = t; i < width; i += blockDim.x) {
-            x[to + i] = read_value(matrix, dtype, from + i);
+        for (uint32_t i = t; i < matrix.cols; i += blockDim.x) {
+            to[i] = matrix.dtype == KERNELS_I8
+                        ? scales[i / KERNELS_GROUP] * (float)((const int8_t *)from)[i]
+                        : read_value(from, matrix.dtype, i);
         }
     }
 }
@@ -285,8 +290,9 @@ void kernel_embed(struct device *device, const struct device_matrix *matrix,
     if (step->count == 0) {
         return;
     }
-    LAUNCH(device->queues[DEVICE_COMPUTE], step->count, ROW_THREADS, embed_rows, matrix->data,
-           matrix->dtype, (size_t)matrix->stride, step->tokens, x, matrix->cols);
+    LAUNCH(device->queues[DEVICE_COMPUTE], step->count, ROW_THREADS, embed_rows, *matrix,
+           device_row_bytes(matrix->dtype, matrix->cols),
+           kernels_groups(matrix->cols) * KERNELS_GROUP, step->tokens, x);
     device_launched(device, "embed");
 }
 

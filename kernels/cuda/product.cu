@@ -1,4 +1,5 @@
 /* Products by cuBLAS, always in one shape for each matrix: DEVICE_TILE rows, padded with zeros.
+ * Those with I8 weights are given to int8.cu.
  *
  * cuBLAS takes another kernel, and with it another order of adding, for another number of rows. So
  * the number is fixed, the algorithm is chosen once, and only algorithms are asked for that need no
@@ -176,8 +177,22 @@ static int shape_prove(struct device *device, const struct shape *shape, uint32_
     return result;
 }
 
+static uint64_t rounded_bytes(uint32_t cols) {
+    return (uint64_t)ROUNDED_ROWS * device_row_bytes(KERNELS_I8, cols);
+}
+
+static int refuse_room(uint32_t rows, uint32_t cols, char *why, size_t why_cap) {
+    (void)snprintf(why, why_cap, "no room on the device for products of %u x %u", rows, cols);
+    return -1;
+}
+
 int product_prepare(struct device *device, enum kernels_dtype dtype, uint32_t rows, uint32_t cols,
                     uint32_t limit_ms, char *why, size_t why_cap) {
+    if (dtype == KERNELS_I8) { /* its sums are exact: no order to choose, none to prove */
+        int room =
+            scratch_grow(device, &device->staged, &device->staged_bytes, rounded_bytes(cols));
+        return room == 0 ? 0 : refuse_room(rows, cols, why, why_cap);
+    }
     struct shape shape;
     memset(&shape, 0, sizeof(shape));
     shape.dtype = dtype;
@@ -201,8 +216,7 @@ int product_prepare(struct device *device, enum kernels_dtype dtype, uint32_t ro
         device->partial = (float *)partial;
     }
     if (room != 0) {
-        (void)snprintf(why, why_cap, "no room on the device for products of %u x %u", rows, cols);
-        return -1;
+        return refuse_room(rows, cols, why, why_cap);
     }
     cublasStatus_t status = shape_describe(&shape);
     if (status == CUBLAS_STATUS_SUCCESS) {
@@ -222,12 +236,35 @@ int product_prepare(struct device *device, enum kernels_dtype dtype, uint32_t ro
     return 0;
 }
 
+static void refuse_shape(struct device *device) {
+    device_fail_text(device, "product", "a matrix of this shape was not prepared");
+}
+
+static void product_run_i8(struct device *device, const struct device_matrix *matrix,
+                           const float *x, size_t x_stride, float *y, size_t y_stride,
+                           uint32_t count) {
+    if (device->staged_bytes < rounded_bytes(matrix->cols)) {
+        refuse_shape(device);
+        return;
+    }
+    for (uint32_t first = 0; first < count; first += ROUNDED_ROWS) {
+        uint32_t some = count - first < ROUNDED_ROWS ? count - first : ROUNDED_ROWS;
+        kernel_round(device, x + first * x_stride, x_stride, some, matrix->cols);
+        kernel_product_i8(device, matrix, y + first * y_stride, y_stride, some);
+    }
+}
+
 void product_run(struct device *device, const struct device_matrix *matrix, const float *x,
                  size_t x_stride, float *y, size_t y_stride, uint32_t count) {
+    if (matrix->dtype == KERNELS_I8) {
+        product_run_i8(device, matrix, x, x_stride, y, y_stride, count);
+        return;
+    }
     uint32_t rows = device_padded(matrix->rows);
-    const struct shape *shape = shape_find(device, matrix->dtype, rows, matrix->stride);
+    const struct shape *shape =
+        shape_find(device, matrix->dtype, rows, device_padded(matrix->cols));
     if (shape == NULL) {
-        device_fail_text(device, "product", "a matrix of this shape was not prepared");
+        refuse_shape(device);
         return;
     }
     for (uint32_t first = 0; first < count; first += DEVICE_TILE) {

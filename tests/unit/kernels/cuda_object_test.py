@@ -12,7 +12,7 @@ FATBIN = struct.pack("<I", 0xBA55ED50)
 PTX, SASS = 1, 2
 WANTED = {(SASS, 80), (SASS, 90), (SASS, 100), (PTX, 100)}
 KERNELS = (b"embed_rows", b"norm_rows", b"add_rows", b"rotary_rows", b"silu_rows", b"store_rows", b"mirror_rows", b"attention_rows",
-           b"stage_bf16", b"stage_f32", b"combine_rows", b"compare_rows")
+           b"stage_bf16", b"stage_f32", b"combine_rows", b"compare_rows", b"round_rows", b"product_few", b"product_tiles")
 NEEDED = {"libcublasLt.so", "libstdc++.so", "libgcc_s.so", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so",
           "ld-linux-x86-64.so", "ld-linux-aarch64.so"}
 

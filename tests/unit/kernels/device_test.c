@@ -67,16 +67,6 @@ static float *guards(size_t count) {
     }
     return values;
 }
-static float bf16_value(uint16_t half) {
-    float value;
-    oracle->widen(&value, &half, KERNELS_BF16, 1);
-    return value;
-}
-static uint16_t bf16_of(float value) {
-    uint16_t half;
-    oracle->store(&half, KERNELS_BF16, &value, 1);
-    return half;
-}
 
 static bool same_bits(const float *a, const float *b, size_t count) {
     return memcmp(a, b, count * sizeof(float)) == 0;
@@ -87,27 +77,52 @@ static bool same_bits(const float *a, const float *b, size_t count) {
 struct matrix {
     struct device_matrix device;
     double *plain;
+    struct kernels_weights packed; /* I8 only: the same for the oracle */
 };
+
+/* One row of I8 as the device has it; to[cols]: as it counts in products. */
+static void row_make_i8(struct kernels_weights *packed, uint32_t row, unsigned char *to,
+                        float *values) {
+    uint32_t groups = kernels_groups(packed->cols);
+    struct kernels_quants quants = {.numbers = take((size_t)groups * KERNELS_GROUP),
+                                    .scales = take(groups * sizeof(float)),
+                                    .offsets = take(groups * sizeof(int32_t))};
+    kernels_weights_pack(packed, row, values, KERNELS_F32, 1);
+    oracle->quantize(&quants, 0, values, packed->cols);
+    memcpy(to, quants.numbers, (size_t)groups * KERNELS_GROUP);
+    memcpy(to + (size_t)groups * KERNELS_GROUP, quants.scales, groups * sizeof(float));
+    kernels_weights_row(packed, row, values);
+    free(quants.numbers);
+    free(quants.scales);
+    free(quants.offsets);
+}
+
 static struct matrix matrix_make(struct prng *prng, enum kernels_dtype dtype, uint32_t rows,
                                  uint32_t cols) {
-    struct matrix m = {
-        .device = {.dtype = dtype, .rows = rows, .cols = cols, .stride = device_padded(cols)},
-        .plain = take((size_t)rows * cols * sizeof(double))};
+    struct matrix m = {.device = {.dtype = dtype, .rows = rows, .cols = cols},
+                       .plain = take((size_t)rows * cols * sizeof(double)),
+                       .packed = {.dtype = dtype, .rows = rows, .cols = cols}};
+    if (dtype == KERNELS_I8) {
+        m.packed.data = take(kernels_weights_bytes(dtype, rows, cols));
+    }
     size_t bytes = device_matrix_bytes(dtype, rows, cols);
     unsigned char *host = take(bytes);
     for (uint32_t row = 0; row < rows; row++) {
-        for (uint32_t k = 0; k < cols; k++) {
-            float value = draw(prng);
-            size_t at = (size_t)row * m.device.stride + k;
-            if (dtype == KERNELS_BF16) {
-                uint16_t half = bf16_of(value);
-                memcpy(host + at * 2, &half, 2);
-                value = bf16_value(half);
-            } else {
-                memcpy(host + at * 4, &value, 4);
-            }
-            m.plain[(size_t)row * cols + k] = (double)value;
+        unsigned char *to = host + (size_t)row * device_row_bytes(dtype, cols);
+        float *values = draw_many(prng, cols);
+        switch (dtype) {
+        case KERNELS_F32: memcpy(to, values, cols * sizeof(float)); break;
+        case KERNELS_BF16:
+            oracle->store(to, KERNELS_BF16, values, cols);
+            oracle->widen(values, to, KERNELS_BF16, cols);
+            break;
+        case KERNELS_I8: row_make_i8(&m.packed, row, to, values); break;
+        case KERNELS_F16: fail_msg("no device has F16"); break;
         }
+        for (uint32_t k = 0; k < cols; k++) {
+            m.plain[(size_t)row * cols + k] = (double)values[k];
+        }
+        free(values);
     }
     m.device.data = up(host, bytes);
     free(host);
@@ -120,8 +135,10 @@ static struct matrix matrix_make(struct prng *prng, enum kernels_dtype dtype, ui
 static void matrix_free(struct matrix *m) {
     table->release(device, m->device.data);
     free(m->plain);
+    free(m->packed.data);
 }
 
+static const enum kernels_dtype weights_dtypes[] = {KERNELS_F32, KERNELS_BF16, KERNELS_I8};
 static const enum kernels_dtype dtypes[] = {KERNELS_F32, KERNELS_BF16};
 
 /* One rounding more than the CPU's bound: BF16 weights take x in three parts, added at the end. */
@@ -181,11 +198,11 @@ static void test_a_product_of_any_shape_is_within_the_rounding_bound(void **stat
 static void test_a_product_row_has_the_same_bits_in_every_batch(void **state) {
     (void)state;
     struct prng prng = {2};
-    for (size_t d = 0; d < 2; d++) {
+    for (size_t d = 0; d < sizeof(weights_dtypes) / sizeof(weights_dtypes[0]); d++) {
         uint32_t rows = 70;
         uint32_t cols = 333;
         uint32_t count = 150;
-        struct matrix m = matrix_make(&prng, dtypes[d], rows, cols);
+        struct matrix m = matrix_make(&prng, weights_dtypes[d], rows, cols);
         float *x = draw_many(&prng, (size_t)count * cols);
         float *whole = take((size_t)count * rows * sizeof(float));
         float *part = take((size_t)count * rows * sizeof(float));
@@ -335,8 +352,8 @@ static void test_embedding_rows_are_gathered_exactly(void **state) {
     (void)state;
     struct prng prng = {5};
     const uint32_t tokens[] = {6, 0, 6, 3};
-    for (size_t d = 0; d < 2; d++) {
-        struct matrix m = matrix_make(&prng, dtypes[d], 7, 131);
+    for (size_t d = 0; d < sizeof(weights_dtypes) / sizeof(weights_dtypes[0]); d++) {
+        struct matrix m = matrix_make(&prng, weights_dtypes[d], 7, 131);
         float x[4 * 131];
         struct device_step step = {.count = 4, .tokens = up(tokens, sizeof(tokens))};
         float *x_there = device_take(sizeof(x));
