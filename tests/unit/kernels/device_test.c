@@ -227,6 +227,127 @@ static void test_a_product_row_has_the_same_bits_in_every_batch(void **state) {
     }
 }
 
+/* Rows of every kind: of other sizes, of zeros, too small for a scale, with groups that are not
+ * finite, with values half-way between two numbers. */
+static float *rows_of_every_kind(struct prng *prng, uint32_t count, size_t stride) {
+    float *x = draw_many(prng, count * stride);
+    for (uint32_t n = 0; n < count; n++) {
+        float *row = x + n * stride;
+        for (size_t i = 0; i < stride; i++) {
+            switch (n % 8) {
+            case 1: row[i] *= 1e6f; break;
+            case 3: row[i] = i < stride / 2 ? 0.0f : row[i]; break;
+            case 4: row[i] *= 1e-33f; break;
+            case 6: row[i] = i % KERNELS_GROUP == 0 ? 127.0f : rintf(row[i] * 250) / 2; break;
+            }
+        }
+    }
+    if (count > 13) {
+        x[5 * stride] = INFINITY;
+        x[13 * stride + stride / 2] = NAN;
+    }
+    return x;
+}
+
+/* The oracle's product of all rows: a row does not depend on its neighbours. */
+static float *oracle_product_i8(const struct matrix *m, const float *x, size_t x_stride,
+                                uint32_t count) {
+    uint32_t groups = kernels_groups(m->packed.cols);
+    uint32_t panels = kernels_panels(m->packed.rows);
+    size_t y_stride = (size_t)panels * KERNELS_PANEL;
+    struct kernels_quants quants = {.numbers = take((size_t)count * groups * KERNELS_GROUP),
+                                    .scales = take((size_t)count * groups * sizeof(float)),
+                                    .offsets = take((size_t)count * groups * sizeof(int32_t))};
+    for (uint32_t n = 0; n < count; n++) {
+        oracle->quantize(&quants, n, x + n * x_stride, m->packed.cols);
+    }
+    float *y = take(count * y_stride * sizeof(float));
+    struct kernels_gemm gemm = {
+        .weights = &m->packed, .y = y, .y_stride = y_stride, .count = count, .quants = quants};
+    oracle->gemm(&gemm, 0, panels);
+    free(quants.numbers);
+    free(quants.scales);
+    free(quants.offsets);
+    return y;
+}
+
+/* NaN has other bits on other machines; what it says is that it is one. */
+static bool same_value(float a, float b) {
+    return same_bits(&a, &b, 1) || (isnan(a) && isnan(b));
+}
+
+/* The first `count` rows of x at once; x_there, wanted: on the device, by the oracle. */
+static void check_product_i8(const struct matrix *m, const float *x_there, size_t x_stride,
+                             uint32_t count, const float *wanted) {
+    uint32_t rows = m->device.rows;
+    size_t y_stride = rows + 3;
+    size_t wanted_stride = (size_t)kernels_panels(rows) * KERNELS_PANEL;
+    float *y = guards((count + 1) * y_stride);
+    float *y_there = up(y, (count + 1) * y_stride * sizeof(float));
+    table->product(device, &m->device, x_there, x_stride, y_there, y_stride, count);
+    down(y, y_there, (count + 1) * y_stride * sizeof(float));
+    for (uint32_t n = 0; n <= count; n++) {
+        for (uint32_t j = 0; j < y_stride; j++) {
+            bool is_result = n < count && j < rows;
+            float expected = is_result ? wanted[n * wanted_stride + j] : GUARD;
+            if (!same_value(y[n * y_stride + j], expected)) {
+                fail_msg("%u rows, [%u, %u] at (%u, %u): %a, not %a", count, rows, m->device.cols,
+                         n, j, (double)y[n * y_stride + j], (double)expected);
+            }
+        }
+    }
+    table->release(device, y_there);
+    free(y);
+}
+
+static void test_int8_products_have_the_bits_of_the_oracle(void **state) {
+    (void)state;
+    static const uint32_t counts[] = {0, 1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 130, 300};
+    static const struct {
+        uint32_t rows;
+        uint32_t cols;
+    } shapes[] = {{1, 1},    {15, 2},    {17, 63},  {16, 64},   {31, 65},
+                  {33, 257}, {130, 600}, {9, 1025}, {20, 4160}, {576, 576}};
+    struct prng prng = {9};
+    for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
+        struct matrix m = matrix_make(&prng, KERNELS_I8, shapes[s].rows, shapes[s].cols);
+        uint32_t most = counts[sizeof(counts) / sizeof(counts[0]) - 1];
+        size_t x_stride = shapes[s].cols + 3;
+        float *x = rows_of_every_kind(&prng, most, x_stride);
+        float *wanted = oracle_product_i8(&m, x, x_stride, most);
+        float *x_there = up(x, most * x_stride * sizeof(float));
+        for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
+            check_product_i8(&m, x_there, x_stride, counts[c], wanted);
+        }
+        table->release(device, x_there);
+        free(x);
+        free(wanted);
+        matrix_free(&m);
+    }
+}
+
+/* Each count of rows, also more than are rounded at a time. */
+static void test_int8_products_of_any_number_of_rows_have_the_bits_of_the_oracle(void **state) {
+    (void)state;
+    struct prng prng = {10};
+    uint32_t most = 1030;
+    uint32_t cols = 70;
+    struct matrix m = matrix_make(&prng, KERNELS_I8, 19, cols);
+    float *x = rows_of_every_kind(&prng, most, cols);
+    float *wanted = oracle_product_i8(&m, x, cols, most);
+    float *x_there = up(x, (size_t)most * cols * sizeof(float));
+    for (uint32_t count = 1; count <= 300; count++) {
+        check_product_i8(&m, x_there, cols, count, wanted);
+    }
+    for (uint32_t count = 511; count <= most; count += 173) {
+        check_product_i8(&m, x_there, cols, count, wanted);
+    }
+    table->release(device, x_there);
+    free(x);
+    free(wanted);
+    matrix_free(&m);
+}
+
 /* ---- rows ---- */
 
 static void test_norms_agree_with_double_arithmetic_at_every_width(void **state) {
@@ -580,6 +701,19 @@ static void test_kernels_with_real_threads_have_the_same_bits(void **state) {
     assert_true(same_bits(out, wanted, 5));
     table->release(device, x_there);
     table->release(device, out_there);
+    uint32_t cols = 1100; /* the blocks go round their loops twice */
+    struct matrix m = matrix_make(&prng, KERNELS_I8, 10, cols);
+    float *rows = rows_of_every_kind(&prng, 20, cols);
+    float *products = oracle_product_i8(&m, rows, cols, 20);
+    float *rows_there = up(rows, 20 * cols * sizeof(float));
+    control->uses_threads = 1;
+    check_product_i8(&m, rows_there, cols, 3, products);
+    check_product_i8(&m, rows_there, cols, 20, products);
+    control->uses_threads = 0;
+    table->release(device, rows_there);
+    free(rows);
+    free(products);
+    matrix_free(&m);
 }
 
 /* ---- ranks ---- */
@@ -699,6 +833,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_product_of_any_shape_is_within_the_rounding_bound),
         cmocka_unit_test(test_a_product_row_has_the_same_bits_in_every_batch),
+        cmocka_unit_test(test_int8_products_have_the_bits_of_the_oracle),
+        cmocka_unit_test(test_int8_products_of_any_number_of_rows_have_the_bits_of_the_oracle),
         cmocka_unit_test(test_norms_agree_with_double_arithmetic_at_every_width),
         cmocka_unit_test(test_row_operations_have_the_bits_of_the_oracle),
         cmocka_unit_test(test_embedding_rows_are_gathered_exactly),
