@@ -72,35 +72,76 @@ static enum status matrix_take(const struct loader *loader, struct kernels_weigh
                       model->accelerator->info.name, bytes, model->accelerator->info.free_bytes);
 }
 
-/* Rows of a file into a matrix in device memory: F16 is widened, rows are padded with zeros. */
+/* Where a row of a file is made into one of the device's, on its way there. */
+struct row_room {
+    unsigned char *source; /* the file promises no alignment */
+    float *wide;
+    struct kernels_quants quants; /* of one row */
+};
+
+static struct row_room row_room_take(uint32_t cols) {
+    uint32_t groups = kernels_groups(cols);
+    return (struct row_room){
+        .source = scratch_take((uint64_t)cols * sizeof(float)), /* of the widest type */
+        .wide = scratch_take((uint64_t)cols * sizeof(float)),
+        .quants = {.numbers = scratch_take((uint64_t)groups * KERNELS_GROUP),
+                   .scales = scratch_take((uint64_t)groups * sizeof(float)),
+                   .offsets = scratch_take((uint64_t)groups * sizeof(int32_t))}};
+}
+static void row_room_free(struct row_room *room) {
+    free(room->source);
+    free(room->wide);
+    free(room->quants.numbers);
+    free(room->quants.scales);
+    free(room->quants.offsets);
+}
+
+/* As the file has it, F16 widened, or rounded: weights and activations by one rule, so `quantize`
+ * does it. */
+static void row_make(const struct kernels *kernels, struct row_room *room,
+                     const struct kernels_weights *matrix, unsigned char *to,
+                     const unsigned char *source, enum kernels_dtype source_dtype) {
+    uint32_t cols = matrix->cols;
+    uint32_t source_bytes = cols * kernels_dtype_bytes(source_dtype);
+    if (matrix->dtype == source_dtype) {
+        memcpy(to, source, source_bytes);
+        return;
+    }
+    memcpy(room->source, source, source_bytes);
+    kernels->widen(room->wide, room->source, source_dtype, cols);
+    if (matrix->dtype == KERNELS_F32) {
+        memcpy(to, room->wide, cols * sizeof(float));
+        return;
+    }
+    uint32_t groups = kernels_groups(cols);
+    kernels->quantize(&room->quants, 0, room->wide, cols);
+    memcpy(to, room->quants.numbers, (size_t)groups * KERNELS_GROUP);
+    memcpy(to + (size_t)groups * KERNELS_GROUP, room->quants.scales, groups * sizeof(float));
+}
+
+/* Rows of a file into a matrix in device memory, padded with zeros. */
 static enum status matrix_load(const struct loader *loader, struct kernels_weights *matrix,
                                uint32_t row_first, const unsigned char *source,
                                enum kernels_dtype source_dtype, uint32_t rows) {
     struct accelerator *accelerator = loader->model->accelerator;
     uint32_t source_row = matrix->cols * kernels_dtype_bytes(source_dtype);
-    uint64_t row_bytes = (uint64_t)device_padded(matrix->cols) * kernels_dtype_bytes(matrix->dtype);
+    uint64_t row_bytes = device_row_bytes(matrix->dtype, matrix->cols);
     uint32_t some = (uint32_t)(ACCELERATOR_STAGING / row_bytes);
     some = some == 0 ? 1 : some < rows ? some : rows;
     unsigned char *staged = scratch_take(some * row_bytes);
-    unsigned char *aligned = scratch_take(source_row); /* the file promises no alignment */
+    struct row_room room = row_room_take(matrix->cols);
     enum status status = STATUS_OK;
     for (uint32_t row = 0; status == STATUS_OK && row < rows; row += some) {
         uint32_t count = rows - row < some ? rows - row : some;
         for (uint32_t i = 0; i < count; i++) {
-            const unsigned char *from = source + (size_t)(row + i) * source_row;
-            if (source_dtype == matrix->dtype) {
-                memcpy(staged + i * row_bytes, from, source_row);
-            } else {
-                memcpy(aligned, from, source_row);
-                loader->model->kernels->widen((void *)(staged + i * row_bytes), aligned,
-                                              source_dtype, matrix->cols);
-            }
+            row_make(loader->model->kernels, &room, matrix, staged + i * row_bytes,
+                     source + (size_t)(row + i) * source_row, source_dtype);
         }
         status = accelerator_load(accelerator,
                                   (unsigned char *)matrix->data + (row_first + row) * row_bytes,
                                   staged, count * row_bytes);
     }
-    free(aligned);
+    row_room_free(&room);
     free(staged);
     if (status != STATUS_OK) {
         const char *why = accelerator->table->failure(accelerator->device);
@@ -509,10 +550,6 @@ enum status model_create(const char *directory, const struct kernels *kernels,
 enum status model_create_on(const char *directory, const struct kernels *kernels,
                             struct accelerator *accelerator, enum model_weights weights,
                             struct writer *error, struct model **model_out) {
-    if (accelerator != NULL && weights == MODEL_WEIGHTS_INT8) {
-        return fail(error, STATUS_UNSUPPORTED,
-                    "int8 weights are computed on the CPU only; on a device use the file's own");
-    }
     struct model *model = calloc(1, sizeof(*model));
     struct checkpoint *checkpoint = NULL;
     CHECK(model != NULL && kernels != NULL);

@@ -72,9 +72,9 @@ struct model_info {
 MUST_USE enum status model_create(const char *directory, const struct kernels *kernels,
                                   enum model_weights weights, struct writer *error,
                                   struct model **model_out);
-/* The same, for an accelerator (borrowed for the model's life): matrices go to its memory as the
- * files have them. kernels: for what is done on the host while loading, exactly. Also
- * STATUS_UNSUPPORTED for int8, STATUS_IO if the device fails. */
+/* The same, for an accelerator (borrowed for the model's life): matrices go to its memory, row by
+ * row as the files have them. kernels: for what is done on the host while loading, with the bits of
+ * every table. Also STATUS_IO if the device fails. */
 MUST_USE enum status model_create_on(const char *directory, const struct kernels *kernels,
                                      struct accelerator *accelerator, enum model_weights weights,
                                      struct writer *error, struct model **model_out);

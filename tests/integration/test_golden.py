@@ -4,6 +4,8 @@ import os
 
 from harness import BUILD, GOLDEN, Case, Metrics, answers, client, filler, main, make_request, random_model, until
 
+DEVICE = ["--device", "cuda", "--device-library", os.path.join(BUILD, "bin", "libbaton_cuda_emulated.so")]
+
 
 class Golden(Case):
     def check_all(self, made, is_two_legs):
@@ -43,14 +45,19 @@ class Golden(Case):
 
     def test_workers_on_a_device_give_the_recorded_tokens(self):
         """Over the emulated device: the KV goes from one device's pool to the other's through both hosts'."""
-        device = ["--device", "cuda", "--device-library", os.path.join(BUILD, "bin", "libbaton_cuda_emulated.so")]
-        made = self.cluster(arguments={"router": ["--disaggregate-above", "0"], "workers": device})
+        made = self.cluster(arguments={"router": ["--disaggregate-above", "0"], "workers": DEVICE})
         self.check_all(made, True)
 
     def test_int8_weights_give_the_same_tokens_on_one_leg_and_on_two(self):
+        self.check_int8([])
+
+    def test_int8_weights_on_a_device_give_the_same_tokens_on_one_leg_and_on_two(self):
+        self.check_int8(DEVICE)
+
+    def check_int8(self, device):
         found = []
         for prefill, above in ((1, "0"), (0, "0")):
-            made = self.cluster(prefill=prefill, arguments={"router": ["--disaggregate-above", above], "workers": ["--weights", "int8"]})
+            made = self.cluster(prefill=prefill, arguments={"router": ["--disaggregate-above", above], "workers": ["--weights", "int8", *device]})
             with client(made) as each:
                 until("a first answer", lambda each=each: answers(each, make_request("a", max_tokens=1)), 15)
                 found.append([each.ask(golden["prompt"], max_tokens=60) for golden in GOLDEN])

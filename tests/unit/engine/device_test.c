@@ -34,8 +34,11 @@
 static struct accelerator *accelerator;
 static struct emulation_control *control;
 
+static struct model *device_model_as(const char *path, enum model_weights weights) {
+    return driver_model_on(path, kernels_select("c"), accelerator, weights);
+}
 static struct model *device_model(const char *path) {
-    return driver_model_on(path, kernels_select("c"), accelerator, MODEL_WEIGHTS_FILE);
+    return device_model_as(path, MODEL_WEIGHTS_FILE);
 }
 
 static void open_engine(struct driver *driver, const struct model *model, uint32_t page_tokens,
@@ -153,6 +156,15 @@ static void test_random_models_of_every_kind_answer_as_transformers_does(void **
     json_decref(file);
 }
 
+static void test_int8_weights_take_a_part_of_the_devices_memory(void **state) {
+    (void)state;
+    struct model *rounded = device_model_as("models/stories260k", MODEL_WEIGHTS_INT8);
+    struct model *plain = device_model("models/stories260k");
+    assert_true(model_info(rounded)->weight_bytes < model_info(plain)->weight_bytes / 2);
+    model_destroy(rounded);
+    model_destroy(plain);
+}
+
 /* ---- the same bits ---- */
 
 #define MEMBERS 5u
@@ -234,7 +246,7 @@ static void run_all(const struct model *model, uint32_t rows, uint32_t chunk, ui
     driver_close(&driver);
 }
 
-static void check_invariance(const char *path) {
+static void check_invariance(const char *path, enum model_weights weights) {
     static struct outcome alone[MEMBERS];
     static struct outcome found[MEMBERS];
     static const struct {
@@ -242,7 +254,7 @@ static void check_invariance(const char *path) {
         uint32_t chunk;
         uint32_t page_tokens;
     } ways[] = {{1, 17, 16}, {MEMBERS, 64, 16}, {3, 90, 8}, {MEMBERS, 1, 24}};
-    struct model *model = device_model(path);
+    struct model *model = device_model_as(path, weights);
     run_all(model, 1, 128, PAGE_TOKENS, 1, alone);
     for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
         run_all(model, ways[w].rows, ways[w].chunk, ways[w].page_tokens, w + 2, found);
@@ -258,8 +270,62 @@ static void check_invariance(const char *path) {
 
 static void test_bits_do_not_depend_on_batch_chunk_page_or_thread(void **state) {
     (void)state;
-    check_invariance("golden/engine/untied_f32");
-    check_invariance("golden/engine/gqa_bf16");
+    check_invariance("golden/engine/untied_f32", MODEL_WEIGHTS_FILE);
+    check_invariance("golden/engine/gqa_bf16", MODEL_WEIGHTS_FILE);
+    check_invariance("golden/engine/untied_f32", MODEL_WEIGHTS_INT8);
+    check_invariance("golden/engine/gqa_bf16", MODEL_WEIGHTS_INT8);
+}
+
+/* The norm is all in which an int8 model on a device differs from the C oracle: it adds in 128
+ * lanes and a tree. */
+#define NORM_LANES 128u
+static void norm_in_lanes(float *out, const float *x, const float *weight, uint32_t width,
+                          float epsilon) {
+    float squares[NORM_LANES] = {0};
+    for (uint32_t i = 0; i < width; i++) {
+        squares[i % NORM_LANES] += x[i] * x[i];
+    }
+    for (uint32_t half = NORM_LANES / 2; half > 0; half /= 2) {
+        for (uint32_t i = 0; i < half; i++) {
+            squares[i] += squares[i + half];
+        }
+    }
+    float scale = 1.0f / sqrtf(squares[0] / (float)width + epsilon);
+    for (uint32_t i = 0; i < width; i++) {
+        out[i] = x[i] * scale * weight[i];
+    }
+}
+
+static void check_int8_bits(const char *path, const char *numerics) {
+    static struct outcome found[MEMBERS];
+    static struct outcome wanted[MEMBERS];
+    struct kernels kernels = *kernels_select("c");
+    kernels.rms_norm = norm_in_lanes;
+    struct model *there = device_model_as(path, MODEL_WEIGHTS_INT8);
+    struct model *here = driver_model_with(path, &kernels, MODEL_WEIGHTS_INT8);
+    assert_non_null(strstr(model_info(there)->numerics, numerics));
+    assert_int_equal(model_info(there)->fingerprint, model_info(here)->fingerprint);
+    run_all(there, MEMBERS, 64, PAGE_TOKENS, 1, found);
+    run_all(here, MEMBERS, 64, PAGE_TOKENS, 1, wanted);
+    for (uint32_t s = 0; s < MEMBERS; s++) {
+        if (memcmp(&found[s], &wanted[s], sizeof(wanted[s])) != 0) {
+            fail_msg("%s: sequence %u has not the oracle's bits", path, s);
+        }
+    }
+    model_destroy(there);
+    model_destroy(here);
+}
+
+static void test_int8_models_have_the_bits_of_the_oracle_with_the_devices_norm(void **state) {
+    (void)state;
+    check_int8_bits("models/stories260k", "int8-f32/cuda90.1.0/");
+    check_int8_bits("golden/engine/untied_f32", "int8-f32/cuda90.1.0/");
+    check_int8_bits("golden/engine/gqa_bf16", "int8-bf16/cuda90.1.0/");
+    check_int8_bits("golden/engine/theta_f16", "int8-f16/cuda90.1.0/");
+    check_int8_bits("golden/engine/qwen2_f32", "int8-f32/cuda90.1.0/");
+    check_int8_bits("golden/engine/qwen3_bf16", "int8-bf16/cuda90.1.0/");
+    check_int8_bits("golden/engine/seven_f16", "int8-f16/cuda90.1.0/");
+    check_int8_bits("golden/engine/wide_f32", "int8-f32/cuda90.1.0/");
 }
 
 /* ---- the two pools ---- */
@@ -506,10 +572,6 @@ static void test_a_device_too_small_or_of_two_minds_is_refused(void **state) {
     struct model *model = NULL;
     (void)snprintf(directory, sizeof(directory), "%s/tests/data/models/stories260k",
                    BATON_SOURCE_DIR);
-    writer_init(&error, text, sizeof(text));
-    expect_refusal(model_create_on(directory, kernels_select("c"), accelerator, MODEL_WEIGHTS_INT8,
-                                   &error, &model),
-                   STATUS_UNSUPPORTED, &error, "int8 weights are computed on the CPU only");
     control->memory_bytes = 500000;
     writer_init(&error, text, sizeof(text));
     expect_refusal(model_create_on(directory, kernels_select("c"), accelerator, MODEL_WEIGHTS_FILE,
@@ -536,7 +598,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_real_model_writes_the_reference_stories),
         cmocka_unit_test(test_random_models_of_every_kind_answer_as_transformers_does),
+        cmocka_unit_test(test_int8_weights_take_a_part_of_the_devices_memory),
         cmocka_unit_test(test_bits_do_not_depend_on_batch_chunk_page_or_thread),
+        cmocka_unit_test(test_int8_models_have_the_bits_of_the_oracle_with_the_devices_norm),
         cmocka_unit_test(test_pages_written_by_others_are_read_before_the_next_step),
         cmocka_unit_test(test_pages_are_not_read_from_the_host_unasked),
         cmocka_unit_test(test_each_row_is_told_when_it_is_in_the_hosts_pool),
