@@ -7,7 +7,6 @@
 
 #include "kernels/cpu/vector.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #include <immintrin.h>
@@ -32,8 +31,9 @@
 
 /* What one step along k multiplies. */
 enum factors {
-    FACTORS_F32,    /* a column, by values of x */
-    FACTORS_WIDE,   /* two BF16 columns, widened, each by its values of x: the first, then the second */
+    FACTORS_F32,  /* a column, by values of x */
+    FACTORS_WIDE, /* two BF16 columns, widened, each by its values of x: the first, then the second
+                   */
     FACTORS_HALVES, /* two BF16 columns by two rounded values: the second, then the first, which is
                        the instruction's order; numbers below the normal ones count as zero */
 };
@@ -61,8 +61,8 @@ INLINE const unsigned char *row_values(const struct kernels_gemm *gemm, size_t r
 
 /* One column of weights, or for FACTORS_HALVES two, meets the four bytes at `at` of each row; of a
  * pair of FACTORS_WIDE the first or the second. */
-INLINE void column(const unsigned char *w, size_t w_stride, const unsigned char *const *x, size_t at,
-                   __m512 (*sum)[ROW_PANELS], const uint32_t rows, const uint32_t panels,
+INLINE void column(const unsigned char *w, size_t w_stride, const unsigned char *const *x,
+                   size_t at, __m512 (*sum)[ROW_PANELS], const uint32_t rows, const uint32_t panels,
                    const enum factors factors, const bool is_second) {
     __m512i weight[ROW_PANELS];
 #pragma GCC unroll 8
@@ -161,7 +161,8 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
 
 /* The tiles of one way to multiply. */
 struct tiles {
-    few_fn few[4][FEW_TILE_ROWS]; /* by the logarithm of panels, by rows - 1; NULL: never asked for */
+    few_fn few[4]
+              [FEW_TILE_ROWS]; /* by the logarithm of panels, by rows - 1; NULL: never asked for */
     tile_fn block[BLOCK_TILE_ROWS]; /* by rows - 1 */
 };
 
@@ -223,7 +224,7 @@ struct tiles {
 /* Rows of one tile meet each weight once, on its way from memory. What lies behind a panel's end is
  * its neighbour, which is read already: near the end it is time for the panels that follow. */
 INLINE void few_stream(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
-                       const uint32_t panels_log, const struct tiles *tiles,
+                       const uint32_t panels_log, const bool is_fetched, const struct tiles *tiles,
                        const enum factors factors) {
     uint32_t cols = row_columns(gemm, factors);
     size_t steps = cols / step_columns(factors);
@@ -231,7 +232,7 @@ INLINE void few_stream(const struct kernels_gemm *gemm, uint32_t row, uint32_t r
     size_t others = ((1u << panels_log) - 1) * panel_bytes(gemm->weights);
     const struct fetch fetch = {.end = {steps > reach ? steps - reach : 0, steps, steps},
                                 .ahead = {PREFETCH_BYTES, PREFETCH_BYTES + others, 0}};
-    tiles->few[panels_log][rows - 1](gemm, row, panel, 0, cols, &fetch);
+    tiles->few[panels_log][rows - 1](gemm, row, panel, 0, cols, is_fetched ? &fetch : NULL);
 }
 
 /* Rows of several tiles: cut along k, so that the weights stay in the cache. While a slice of
@@ -255,24 +256,24 @@ INLINE void few_slices(const struct kernels_gemm *gemm, uint32_t row, uint32_t r
             const struct fetch fetch = {
                 .end = {share_first(steps, parts, i), share_first(steps, parts, i + 1), steps},
                 .ahead = {0, next, 0}};
-            tiles->few[panels_log][end - at - 1](gemm, row + at, panel, first, count,
-                                                         &fetch);
+            tiles->few[panels_log][end - at - 1](gemm, row + at, panel, first, count, &fetch);
         }
     }
 }
 
 INLINE void few_run(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows, uint32_t panel,
                     uint32_t panel_end, const struct tiles *tiles, const enum factors factors) {
-    for (; rows == 1 && panel + ROW_PANELS <= panel_end; panel += ROW_PANELS) {
-        few_stream(gemm, row, rows, panel, 3, tiles, factors);
+    bool is_narrow = wants_few_streams();
+    for (; rows == 1 && !is_narrow && panel + ROW_PANELS <= panel_end; panel += ROW_PANELS) {
+        few_stream(gemm, row, rows, panel, 3, true, tiles, factors);
     }
-    for (; rows <= 4 && panel + 4 <= panel_end; panel += 4) {
-        few_stream(gemm, row, rows, panel, 2, tiles, factors);
+    for (; rows <= (is_narrow ? 1 : 4) && panel + 4 <= panel_end; panel += 4) {
+        few_stream(gemm, row, rows, panel, 2, !is_narrow, tiles, factors);
     }
     for (; panel < panel_end; panel += 2) {
         uint32_t panels_log = panel + 2 <= panel_end ? 1 : 0;
         if (rows <= FEW_TILE_ROWS) {
-            few_stream(gemm, row, rows, panel, panels_log, tiles, factors);
+            few_stream(gemm, row, rows, panel, panels_log, true, tiles, factors);
         } else {
             few_slices(gemm, row, rows, panel, panels_log, tiles, factors);
         }
