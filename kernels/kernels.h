@@ -167,6 +167,11 @@ struct kernels {
     /* Writes one KV row: F32 copied, BF16 rounded to nearest even (NaN stays NaN). */
     void (*store)(void *to, enum kernels_dtype dtype, const float *from, size_t count);
 
+    /* out[i] = e^((x[i] - largest) / temperature) in double; 0 below e^-708, +inf above e^709, NaN
+     * stays NaN. Within 2 ulp of the exponential; no fused operation, so that all backends give the
+     * same bits. */
+    void (*exps)(double *out, const float *x, size_t count, float largest, float temperature);
+
     /* Softmax attention of the query heads that belong to KV heads [kv_head_first, kv_head_end). */
     void (*attention)(const struct kernels_attention *attention, uint32_t kv_head_first,
                       uint32_t kv_head_end);

@@ -199,7 +199,8 @@ static void sample_part(void *context, uint32_t part, uint32_t worker) {
     struct engine *engine = context;
     const struct model_info *info = &engine->config.model->info;
     const struct plan_row *row = &engine->rows[engine->sampled_row[part]];
-    struct sampler_input input = {.logits = forward_logits(engine->forward, part),
+    struct sampler_input input = {.kernels = engine->config.model->kernels,
+                                  .logits = forward_logits(engine->forward, part),
                                   .vocab_count = info->vocab_count,
                                   .sampling = row->sampling,
                                   .position = row->position + row->token_count,

@@ -18,53 +18,50 @@ uint64_t sampler_scratch_bytes(uint32_t vocab_count) {
     return (uint64_t)vocab_count * (sizeof(struct candidate) + sizeof(float) + sizeof(uint32_t));
 }
 
-/* n = round(x / ln 2), then a Taylor polynomial of degree 13 on |r| <= ln 2 / 2 (its first missing
- * term is below 2^-58), then 2^n by the exponent bits. */
-double sampler_exp(double x) {
-    if (x != x) {
-        return x;
-    }
-    if (x < -708.0) {
-        return 0.0;
-    }
-    if (x > 709.0) {
-        return (double)INFINITY;
-    }
-    const double shift = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number */
-    double n = (x * 1.4426950408889634 + shift) - shift;
-    double r = x - n * 0.693147180369123816490; /* ln 2 in two parts; n * the first is exact */
-    r -= n * 1.90821492927058770002e-10;
-    static const double inverse_factorial[] = {
-        1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
-        1.0 / 5040,       1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      1.0 / 2};
-    double p = inverse_factorial[0];
-    for (size_t i = 1; i < sizeof(inverse_factorial) / sizeof(inverse_factorial[0]); i++) {
-        p = p * r + inverse_factorial[i];
-    }
-    p = 1.0 + (r + r * r * p);
-    uint64_t bits = (uint64_t)((int64_t)n + 1023) << 52;
-    double power;
-    memcpy(&power, &bits, sizeof(power));
-    return p * power;
-}
+#define LANES 16u  /* what a compiler takes at once, and more */
+#define BLOCK 256u /* exponentials at once */
 
-/* Largest logit; false if any is not finite. */
-static bool logits_scan(const float *logits, uint32_t count, float *largest_out) {
+/* The largest of `count` logits that are not NaN, or -INFINITY. */
+static float largest_of(const float *logits, uint32_t count) {
     float largest = -INFINITY;
-    bool is_finite = count > 0;
-    for (uint32_t i = 0; i < count; i++) {
-        is_finite &= isfinite(logits[i]) != 0;
+    float lanes[LANES];
+    for (uint32_t j = 0; j < LANES; j++) {
+        lanes[j] = -INFINITY;
+    }
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (uint32_t j = 0; j < LANES; j++) {
+            lanes[j] = logits[i + j] > lanes[j] ? logits[i + j] : lanes[j];
+        }
+    }
+    for (; i < count; i++) {
         largest = logits[i] > largest ? logits[i] : largest;
     }
-    *largest_out = largest;
-    return is_finite;
+    for (uint32_t j = 0; j < LANES; j++) {
+        largest = lanes[j] > largest ? lanes[j] : largest;
+    }
+    return largest;
+}
+
+static bool are_finite(const float *logits, uint32_t count) {
+    uint32_t wrong = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        wrong |= !(fabsf(logits[i]) <= FLT_MAX);
+    }
+    return count > 0 && wrong == 0;
 }
 
 /* log of the sum of e^(logit - largest): four chains, then one fixed order. */
-static double log_sum(const float *logits, uint32_t count, float largest) {
+static double log_sum(const struct sampler_input *input, float largest) {
     double sum[4] = {0};
-    for (uint32_t i = 0; i < count; i++) {
-        sum[i % 4] += sampler_exp((double)logits[i] - (double)largest);
+    double parts[BLOCK];
+    for (uint32_t first = 0; first < input->vocab_count; first += BLOCK) {
+        uint32_t rest = input->vocab_count - first;
+        uint32_t count = rest < BLOCK ? rest : BLOCK;
+        input->kernels->exps(parts, input->logits + first, count, largest, 1.0f);
+        for (uint32_t i = 0; i < count; i++) {
+            sum[i % 4] += parts[i];
+        }
     }
     return log((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
@@ -103,6 +100,17 @@ static void tokens_remove(const struct sampler_input *input, const uint32_t *tok
     }
 }
 
+static bool is_too_short(const struct sampler_input *input) {
+    return input->position - input->output_first < input->sampling->min_tokens;
+}
+
+/* Whether what the model says is what counts. */
+static bool is_untouched(const struct sampler_input *input) {
+    const struct sampling *sampling = input->sampling;
+    return (input->history == NULL || !sampling_needs_history(sampling)) &&
+           sampling->bias_count == 0 && !is_too_short(input);
+}
+
 static void logits_adjust(const struct sampler_input *input, uint32_t *seen) {
     const struct sampling *sampling = input->sampling;
     if (input->history != NULL && sampling_needs_history(sampling)) {
@@ -113,7 +121,7 @@ static void logits_adjust(const struct sampler_input *input, uint32_t *seen) {
             input->logits[sampling->biases[i].token] += sampling->biases[i].bias;
         }
     }
-    if (input->position - input->output_first < sampling->min_tokens) {
+    if (is_too_short(input)) {
         tokens_remove(input, sampling->stop_tokens, sampling->stop_token_count);
         if (!sampling->ignore_eos) {
             tokens_remove(input, input->eos_tokens, input->eos_count);
@@ -121,17 +129,25 @@ static void logits_adjust(const struct sampler_input *input, uint32_t *seen) {
     }
 }
 
-/* The largest logit's lowest id, or vocab_count if all were removed. */
-static uint32_t greedy(const float *logits, uint32_t count) {
-    uint32_t best = count;
-    float largest = -INFINITY;
-    for (uint32_t i = 0; i < count; i++) {
-        if (logits[i] > largest) {
-            largest = logits[i];
-            best = i;
+/* The lowest id of the largest logit, or vocab_count if all were removed. */
+static uint32_t greedy(const float *logits, uint32_t count, float largest) {
+    if (!(largest > -INFINITY)) {
+        return count;
+    }
+    uint32_t first = 0;
+    for (; first + LANES <= count; first += LANES) {
+        uint32_t is_here = 0;
+        for (uint32_t j = 0; j < LANES; j++) {
+            is_here |= logits[first + j] == largest;
+        }
+        if (is_here != 0) {
+            break;
         }
     }
-    return best;
+    while (logits[first] != largest) {
+        first++;
+    }
+    return first;
 }
 
 /* Larger logit first, then lower id: a total order, so that every sort gives the same result. */
@@ -236,12 +252,17 @@ static uint32_t draw(const struct sampler_input *input, struct candidate *candid
                      float largest) {
     const struct sampling *sampling = input->sampling;
     uint32_t count = 0;
-    for (uint32_t i = 0; i < input->vocab_count; i++) {
-        float logit = input->logits[i];
-        if (logit > -INFINITY) { /* not removed, not NaN */
-            double distance = ((double)logit - (double)largest) / (double)sampling->temperature;
-            candidates[count++] =
-                (struct candidate){.weight = sampler_exp(distance), .logit = logit, .token = i};
+    double weights[BLOCK];
+    for (uint32_t first = 0; first < input->vocab_count; first += BLOCK) {
+        uint32_t rest = input->vocab_count - first;
+        uint32_t some = rest < BLOCK ? rest : BLOCK;
+        input->kernels->exps(weights, input->logits + first, some, largest, sampling->temperature);
+        for (uint32_t i = 0; i < some; i++) {
+            float logit = input->logits[first + i];
+            if (logit > -INFINITY) { /* not removed, not NaN */
+                candidates[count++] =
+                    (struct candidate){.weight = weights[i], .logit = logit, .token = first + i};
+            }
         }
     }
     count = filter(sampling, candidates, count);
@@ -294,17 +315,21 @@ struct sampler_choice sampler_choose(const struct sampler_input *input) {
     struct sampler_choice choice = {0};
     uint32_t count = input->vocab_count;
     struct candidate *candidates = input->scratch;
-    float *untouched = (float *)(void *)(candidates + count);
-    uint32_t *seen = (uint32_t *)(void *)(untouched + count);
-    float largest = 0;
+    float *copy = (float *)(void *)(candidates + count);
+    uint32_t *seen = (uint32_t *)(void *)(copy + count);
     CHECK_OP(input->position, >=, input->output_first);
-    if (!logits_scan(input->logits, count, &largest)) {
+    if (!are_finite(input->logits, count)) {
         return choice;
     }
-    double normalizer = (double)largest + log_sum(input->logits, count, largest);
-    memcpy(untouched, input->logits, count * sizeof(float));
-    logits_adjust(input, seen);
-    uint32_t token = greedy(input->logits, count);
+    float largest = largest_of(input->logits, count);
+    double normalizer = (double)largest + log_sum(input, largest);
+    const float *untouched = input->logits;
+    if (!is_untouched(input)) {
+        untouched = memcpy(copy, input->logits, count * sizeof(float));
+        logits_adjust(input, seen);
+        largest = largest_of(input->logits, count);
+    }
+    uint32_t token = greedy(input->logits, count, largest);
     if (token == count || !isfinite(input->logits[token])) {
         return choice;
     }

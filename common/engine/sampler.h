@@ -3,8 +3,8 @@
  * Order: repetition, frequency and presence penalties; bias; min_tokens (stop and end tokens
  * removed); temperature 0 takes the largest (lowest id wins a tie); else temperature, top-k, top-p
  * (over what top-k kept), min-p (against the largest), then one draw by prng_at(seed, position).
- * Sums are doubles in a fixed order and the exponential is our own, so the same logits give the
- * same token on every machine. Called on the step thread. */
+ * Sums are doubles in a fixed order and the exponential is the kernels', so the same logits give
+ * the same token on every machine. Called on the step thread. */
 #ifndef ENGINE_SAMPLER_H
 #define ENGINE_SAMPLER_H
 
@@ -12,9 +12,11 @@
 #include <stdint.h>
 
 #include "core/sampling.h"
+#include "kernels/kernels.h"
 
 struct sampler_input {
-    float *logits; /* [vocab_count]; changed in place */
+    const struct kernels *kernels; /* whose exponential is taken: all have the same bits */
+    float *logits;                 /* [vocab_count]; changed in place */
     uint32_t vocab_count;
     const struct sampling *sampling;
     uint32_t position;       /* absolute position the chosen token will have */
@@ -39,9 +41,5 @@ struct sampler_choice {
 uint64_t sampler_scratch_bytes(uint32_t vocab_count);
 /* Tokens in sampling, history and eos_tokens that are >= vocab_count are ignored. */
 struct sampler_choice sampler_choose(const struct sampler_input *input);
-
-/* e^x for x in [-708, 709]; 0 below, +inf above; NaN stays NaN. Within 2 ulp; no libm, no FMA, so
- * that every machine agrees. */
-double sampler_exp(double x);
 
 #endif

@@ -398,6 +398,44 @@ static void avx2_silu_mul(float *out, const float *gate, const float *up, size_t
     }
 }
 
+/* As plain.c's, lane by lane: no fused operation here. */
+INLINE __m256d wide_exp(__m256d x) {
+    static const double inverse_factorial[] = {EXP_FACTORS};
+    const __m256d shift = _mm256_set1_pd(EXP_SHIFT);
+    __m256d shifted = _mm256_add_pd(_mm256_mul_pd(x, _mm256_set1_pd(EXP_LOG2_E)), shift);
+    __m256d n = _mm256_sub_pd(shifted, shift);
+    __m256d r = _mm256_sub_pd(x, _mm256_mul_pd(n, _mm256_set1_pd(EXP_LN_2)));
+    r = _mm256_sub_pd(r, _mm256_mul_pd(n, _mm256_set1_pd(EXP_LN_2_REST)));
+    __m256d p = _mm256_set1_pd(inverse_factorial[0]);
+    for (size_t i = 1; i < sizeof(inverse_factorial) / sizeof(inverse_factorial[0]); i++) {
+        p = _mm256_add_pd(_mm256_mul_pd(p, r), _mm256_set1_pd(inverse_factorial[i]));
+    }
+    p = _mm256_add_pd(r, _mm256_mul_pd(_mm256_mul_pd(r, r), p));
+    p = _mm256_add_pd(_mm256_set1_pd(1.0), p);
+    /* The whole number is in the low bits; those above it leave at the top. */
+    __m256i power = _mm256_slli_epi64(
+        _mm256_add_epi64(_mm256_castpd_si256(shifted), _mm256_set1_epi64x(1023)), 52);
+    p = _mm256_mul_pd(p, _mm256_castsi256_pd(power));
+    p = _mm256_andnot_pd(_mm256_cmp_pd(x, _mm256_set1_pd(EXP_LOWEST), _CMP_LT_OQ), p);
+    p = _mm256_blendv_pd(p, _mm256_set1_pd((double)INFINITY),
+                         _mm256_cmp_pd(x, _mm256_set1_pd(EXP_HIGHEST), _CMP_GT_OQ));
+    return _mm256_blendv_pd(p, x, _mm256_cmp_pd(x, x, _CMP_UNORD_Q));
+}
+
+static void avx2_exps(double *out, const float *x, size_t count, float largest, float temperature) {
+    const __m256d top = _mm256_set1_pd((double)largest);
+    const __m256d by = _mm256_set1_pd((double)temperature);
+    for (size_t i = 0; i < count; i += 4) {
+        float values[4] = {0};
+        double last[4];
+        size_t some = count - i < 4 ? count - i : 4;
+        memcpy(values, x + i, some * sizeof(float));
+        __m256d distance = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(values)), top);
+        _mm256_storeu_pd(last, wide_exp(_mm256_div_pd(distance, by)));
+        memcpy(out + i, last, some * sizeof(double));
+    }
+}
+
 static void avx2_add(float *out, const float *x, size_t count) {
     for (size_t i = 0; i < count; i += 8) {
         uint32_t some = count - i < 8 ? (uint32_t)(count - i) : 8;
@@ -626,5 +664,6 @@ const struct kernels kernels_avx2 = {
     .add = avx2_add,
     .widen = avx2_widen,
     .store = avx2_store,
+    .exps = avx2_exps,
     .attention = avx2_attention,
 };

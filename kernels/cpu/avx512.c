@@ -864,11 +864,72 @@ static void avx512_store(void *to, enum kernels_dtype dtype, const float *from, 
     kernels_avx2.store(to, dtype, from, count);
 }
 
+/* As plain.c's, lane by lane: no fused operation here. */
+INLINE __m512d wide_exp(__m512d x) {
+    static const double inverse_factorial[] = {EXP_FACTORS};
+    const __m512d shift = _mm512_set1_pd(EXP_SHIFT);
+    __m512d shifted = _mm512_add_pd(_mm512_mul_pd(x, _mm512_set1_pd(EXP_LOG2_E)), shift);
+    __m512d n = _mm512_sub_pd(shifted, shift);
+    __m512d r = _mm512_sub_pd(x, _mm512_mul_pd(n, _mm512_set1_pd(EXP_LN_2)));
+    r = _mm512_sub_pd(r, _mm512_mul_pd(n, _mm512_set1_pd(EXP_LN_2_REST)));
+    __m512d p = _mm512_set1_pd(inverse_factorial[0]);
+#pragma GCC unroll 12
+    for (size_t i = 1; i < sizeof(inverse_factorial) / sizeof(inverse_factorial[0]); i++) {
+        p = _mm512_add_pd(_mm512_mul_pd(p, r), _mm512_set1_pd(inverse_factorial[i]));
+    }
+    p = _mm512_add_pd(r, _mm512_mul_pd(_mm512_mul_pd(r, r), p));
+    p = _mm512_add_pd(_mm512_set1_pd(1.0), p);
+    /* The whole number is in the low bits; those above it leave at the top. */
+    __m512i power = _mm512_slli_epi64(
+        _mm512_add_epi64(_mm512_castpd_si512(shifted), _mm512_set1_epi64(1023)), 52);
+    __mmask8 is_less = _mm512_cmp_pd_mask(x, _mm512_set1_pd(EXP_LOWEST), _CMP_LT_OQ);
+    __mmask8 is_more = _mm512_cmp_pd_mask(x, _mm512_set1_pd(EXP_HIGHEST), _CMP_GT_OQ);
+    __mmask8 is_none = _mm512_cmp_pd_mask(x, x, _CMP_UNORD_Q);
+    p = _mm512_maskz_mul_pd((__mmask8)~is_less, p, _mm512_castsi512_pd(power));
+    p = _mm512_mask_mov_pd(p, is_more, _mm512_set1_pd((double)INFINITY));
+    return _mm512_mask_mov_pd(p, is_none, x);
+}
+
+INLINE __m512d distance_of(__m256 x, __m512d top, __m512d by, const bool is_divided) {
+    __m512d distance = _mm512_sub_pd(_mm512_cvtps_pd(x), top);
+    return is_divided ? _mm512_div_pd(distance, by) : distance;
+}
+
+/* Four registers at a time: each step of the polynomial waits for the one before. */
+INLINE void exps(double *out, const float *x, size_t count, __m512d top, __m512d by,
+                 const bool is_divided) {
+    size_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+#pragma GCC unroll 4
+        for (size_t j = i; j < i + 32; j += 8) {
+            __m512d distance = distance_of(_mm256_loadu_ps(x + j), top, by, is_divided);
+            _mm512_storeu_pd(out + j, wide_exp(distance));
+        }
+    }
+    for (; i < count; i += 8) {
+        __mmask8 mask = (__mmask8)tail_mask(count - i < 8 ? count - i : 8);
+        __m512d distance = distance_of(_mm256_maskz_loadu_ps(mask, x + i), top, by, is_divided);
+        _mm512_mask_storeu_pd(out + i, mask, wide_exp(distance));
+    }
+}
+
+static void avx512_exps(double *out, const float *x, size_t count, float largest,
+                        float temperature) {
+    const __m512d top = _mm512_set1_pd((double)largest);
+    const __m512d by = _mm512_set1_pd((double)temperature);
+    if (temperature == 1.0f) {
+        exps(out, x, count, top, by, false);
+    } else {
+        exps(out, x, count, top, by, true);
+    }
+}
+
 /* All that does not depend on how products are computed. */
 #define REST                                                                                       \
     .numerics = "avx2" /* bit for bit */, .quantize = avx512_quantize,                             \
     .rms_norm = avx512_rms_norm, .rotary = avx512_rotary, .silu_mul = avx512_silu_mul,             \
-    .add = avx512_add, .widen = avx512_widen, .store = avx512_store, .attention = avx512_attention
+    .add = avx512_add, .widen = avx512_widen, .store = avx512_store, .exps = avx512_exps,          \
+    .attention = avx512_attention
 
 const struct kernels kernels_avx512 = {
     .name = "avx512", .bf16_numerics = "avx2", .gemm = avx512_gemm, REST};

@@ -225,6 +225,37 @@ static void plain_attention(const struct kernels_attention *a, uint32_t kv_head_
     }
 }
 
+static double plain_exp(double x) {
+    if (x != x) {
+        return x;
+    }
+    if (x < EXP_LOWEST) {
+        return 0.0;
+    }
+    if (x > EXP_HIGHEST) {
+        return (double)INFINITY;
+    }
+    double n = (x * EXP_LOG2_E + EXP_SHIFT) - EXP_SHIFT;
+    double r = x - n * EXP_LN_2;
+    r -= n * EXP_LN_2_REST;
+    static const double inverse_factorial[] = {EXP_FACTORS};
+    double p = inverse_factorial[0];
+    for (size_t i = 1; i < sizeof(inverse_factorial) / sizeof(inverse_factorial[0]); i++) {
+        p = p * r + inverse_factorial[i];
+    }
+    p = 1.0 + (r + r * r * p);
+    uint64_t bits = (uint64_t)((int64_t)n + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof(power));
+    return p * power;
+}
+static void plain_exps(double *out, const float *x, size_t count, float largest,
+                       float temperature) {
+    for (size_t i = 0; i < count; i++) {
+        out[i] = plain_exp(((double)x[i] - (double)largest) / (double)temperature);
+    }
+}
+
 const struct kernels kernels_c = {
     .name = "c",
     .numerics = "c",
@@ -237,5 +268,6 @@ const struct kernels kernels_c = {
     .add = plain_add,
     .widen = plain_widen,
     .store = plain_store,
+    .exps = plain_exps,
     .attention = plain_attention,
 };

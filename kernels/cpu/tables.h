@@ -6,6 +6,18 @@
 
 #include <stdbool.h>
 
+/* The exponential of `exps`: n = round(x / ln 2), then a Taylor polynomial of degree 13 on |r| <=
+ * ln 2 / 2 (its first missing term is below 2^-58), then 2^n by the exponent bits. */
+#define EXP_LOWEST    (-708.0)
+#define EXP_HIGHEST   709.0
+#define EXP_LOG2_E    1.4426950408889634
+#define EXP_SHIFT     6755399441055744.0      /* 1.5 * 2^52: adding it rounds to a whole number */
+#define EXP_LN_2      0.693147180369123816490 /* in two parts; n * the first is exact */
+#define EXP_LN_2_REST 1.90821492927058770002e-10
+#define EXP_FACTORS                                                                                \
+    1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,   \
+        1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2
+
 extern const struct kernels kernels_c;
 /* Runs only on a CPU with AVX2 and FMA. */
 extern const struct kernels kernels_avx2;

@@ -417,6 +417,52 @@ static void test_silu_is_right_over_the_whole_range_and_keeps_nan(void **state) 
     }
 }
 
+/* Against the C library at every place of a vector; then the bits of all backends. */
+static void test_exponentials_are_within_two_units_and_the_same_everywhere(void **state) {
+    (void)state;
+    enum { COUNT = 4099 };
+    float *x = take(COUNT * sizeof(float));
+    double *first = take(COUNT * sizeof(double));
+    double *out = take((COUNT + 1) * sizeof(double));
+    struct prng prng = {45};
+    for (uint32_t round = 0; round < 200; round++) {
+        static const float temperatures[] = {1.0f, 0.7f, 2.0f, 1e-3f, 1e30f};
+        float temperature = temperatures[round % 5];
+        float largest = (float)prng_below(&prng, 4000) / 100.0f - 20.0f;
+        size_t count = round == 0 ? COUNT : prng_below(&prng, 100);
+        for (size_t i = 0; i < count; i++) {
+            x[i] = largest + 709.5f * (2.0f * (float)prng_below(&prng, 1u << 20) * 0x1p-20f - 1.0f);
+        }
+        static const float ends[] = {-INFINITY, INFINITY, NAN, 3e38f, -3e38f, 0.0f, -0.0f};
+        for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]) && round % 4 == 1 && i < count; i++) {
+            x[prng_below(&prng, (uint32_t)count)] = ends[i];
+        }
+        for (size_t b = 0; b < BACKENDS; b++) {
+            const struct kernels *kernels = backend(b);
+            if (kernels == NULL) {
+                continue;
+            }
+            out[count] = 77.0;
+            kernels->exps(out, x, count, largest, temperature);
+            assert_true(out[count] == 77.0);
+            if (b == 0) {
+                memcpy(first, out, count * sizeof(double));
+            }
+            assert_memory_equal(first, out, count * sizeof(double));
+        }
+        for (size_t i = 0; i < count; i++) {
+            double distance = ((double)x[i] - (double)largest) / (double)temperature;
+            double exact = distance < -708 ? 0 : distance > 709 ? (double)INFINITY : exp(distance);
+            assert_true(isnan(distance)
+                            ? isnan(first[i])
+                            : first[i] == exact || fabs(first[i] - exact) <= 2 * 0x1p-52 * exact);
+        }
+    }
+    free(x);
+    free(first);
+    free(out);
+}
+
 static void test_rotary_turns_pairs_of_halves(void **state) {
     (void)state;
     static const uint32_t dims[] = {2, 6, 8, 16, 20, 64, 128, 256};
@@ -1069,6 +1115,7 @@ int main(void) {
         cmocka_unit_test(test_rows_are_rounded_as_bf16_is_stored),
         cmocka_unit_test(test_row_operations_agree_with_double_arithmetic_at_every_width),
         cmocka_unit_test(test_silu_is_right_over_the_whole_range_and_keeps_nan),
+        cmocka_unit_test(test_exponentials_are_within_two_units_and_the_same_everywhere),
         cmocka_unit_test(test_rotary_turns_pairs_of_halves),
         cmocka_unit_test(test_every_16_bit_float_widens_exactly_and_bf16_comes_back),
         cmocka_unit_test(test_attention_of_any_shape_matches_double_softmax_and_reads_no_other_row),
