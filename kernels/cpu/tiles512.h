@@ -18,8 +18,9 @@
 #define FEW_TILE_ROWS 12u
 #define FEW_ROWS      48u
 /* One row: as many streams of memory, and chains, as eight panels. */
-#define ROW_PANELS 8u
-#define TILE_COLS  128u /* four panels' slice (32 KiB in F32) stays in the first-level cache */
+#define ROW_PANELS   8u
+#define TILE_COLS    128u /* four panels' slice (32 KiB in F32) stays in the first-level cache */
+#define NARROW_STEPS 64u  /* two panels' slice is 8 KiB */
 /* Rows that meet all panels before the next ones do: their values and results stay in the
  * second-level cache, and reading the weights again for each block costs next to nothing. */
 #define BLOCK_ROWS 132u
@@ -243,8 +244,10 @@ INLINE void few_slices(const struct kernels_gemm *gemm, uint32_t row, uint32_t r
     uint32_t cols = row_columns(gemm, factors);
     const uint32_t step = step_columns(factors);
     uint32_t parts = (rows + FEW_TILE_ROWS - 1) / FEW_TILE_ROWS;
-    for (uint32_t first = 0; first < cols; first += TILE_COLS) {
-        uint32_t count = cols - first < TILE_COLS ? cols - first : TILE_COLS;
+    /* Two tiles are done soon: what comes next had better be little. */
+    uint32_t slice = parts == 2 && wants_few_streams() ? NARROW_STEPS * step : TILE_COLS;
+    for (uint32_t first = 0; first < cols; first += slice) {
+        uint32_t count = cols - first < slice ? cols - first : slice;
         uint32_t steps = count / step;
         size_t next = first + count < cols ? steps * COLUMN_BYTES
                                            : (panel_bytes(gemm->weights) << panels_log) -
