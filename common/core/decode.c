@@ -99,7 +99,7 @@ uint64_t decode_bytes(const struct decode_config *config) {
 
 void decode_init(struct decode_core *core, const struct decode_config *config, void *memory) {
     CHECK(config->rows_max > 0 && config->rows_max <= STEP_ROWS_MAX);
-    CHECK(config->step_tokens_max >= config->rows_max);
+    CHECK(config->step_tokens_max >= config->rows_max && config->shared_min > 0);
     CHECK(config->entries_max > 0 && config->page_count > 0 && config->page_tokens > 0);
     memset(core, 0, sizeof *core);
     struct arena arena;
@@ -772,19 +772,67 @@ static void decode_plan_row(struct decode_core *core, struct decode_entry *entry
     entry->is_in_step = true;
 }
 
+/* Others may have computed since what it was going to: that is taken from the index. */
+static void decode_match_more(struct decode_core *core, struct decode_entry *entry) {
+    uint32_t page_tokens = core->config.page_tokens;
+    uint32_t first = entry->computed / page_tokens;
+    uint32_t pages =
+        pages_match_more(&core->pages, entry->salt, decode_tokens(core, entry), first,
+                         (entry->token_count - 1) / page_tokens, decode_pages(core, entry));
+    if (pages == first) {
+        return;
+    }
+    uint32_t known =
+        entry->computed > entry->computed_most ? entry->computed : entry->computed_most;
+    entry->computed = pages * page_tokens;
+    uint32_t end = entry->computed < entry->prompt_count ? entry->computed : entry->prompt_count;
+    if (end > known) {
+        entry->cached += end - known;
+        pages_count(&core->pages, 0, end - known);
+    }
+}
+
+/* Whether a row of this step computes what it would compute, so that the next one finds it. Asked
+ * once at each place: whoever is waited for may end without a result. */
+static bool decode_yields(struct decode_core *core, struct decode_entry *entry) {
+    if (entry->yielded == entry->computed + 1) {
+        return false;
+    }
+    const uint32_t *tokens = decode_tokens(core, entry);
+    for (uint32_t i = 0; i < core->plan.row_count; i++) {
+        const struct plan_row *row = &core->rows[i];
+        struct decode_entry *other = decode_by_slot(core, (struct slot_id){row->entry});
+        CHECK(other != NULL);
+        uint32_t end = row->position + row->token_count;
+        end = end < other->prompt_count ? end : other->prompt_count; /* what will be indexed */
+        end = end < entry->token_count - 1 ? end : entry->token_count - 1;
+        end -= end % core->config.page_tokens; /* only whole pages are found */
+        if (end >= entry->computed + core->config.shared_min &&
+            other->salt.low == entry->salt.low && other->salt.high == entry->salt.high &&
+            memcmp(decode_tokens(core, other), tokens, end * sizeof *tokens) == 0) {
+            entry->yielded = entry->computed + 1;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Takes rows from the head of a list, which go to its tail: nobody waits for ever. */
 static void decode_plan_list(struct decode_core *core, struct list *list, uint32_t tokens_max) {
     uint32_t left = list->count;
     while (left-- > 0 && core->plan.row_count < core->config.rows_max &&
            core->plan.token_count < tokens_max) {
         struct decode_entry *entry = &core->entries[list->head];
-        uint32_t pending = entry->token_count - entry->computed;
         uint32_t room = tokens_max - core->plan.token_count;
-        CHECK(pending > 0);
         if (entry->is_in_step) {
             return; /* all behind it were looked at */
         }
-        if (!decode_lacks_page(core, entry)) {
+        if (entry->is_filling) {
+            decode_match_more(core, entry);
+        }
+        uint32_t pending = entry->token_count - entry->computed;
+        CHECK(pending > 0);
+        if (!decode_lacks_page(core, entry) && !(entry->is_filling && decode_yields(core, entry))) {
             decode_plan_row(core, entry, pending < room ? pending : room);
         }
         uint32_t at = list->head;

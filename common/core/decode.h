@@ -44,6 +44,7 @@ struct decode_config {
     uint32_t step_tokens_max; /* tokens in one step */
     uint32_t eos_count;
     uint32_t eos[EOS_MAX];
+    uint32_t shared_min;       /* as a prefill worker's (core/prefill.h) */
     uint32_t changes_max;      /* of the prefix index, remembered for routers; a power of two */
     struct siphash_key secret; /* random: keys of slots, prefix index */
     uint32_t address_len;      /* the link's UCX worker address, for Accept */
@@ -75,11 +76,12 @@ struct decode_entry {
     uint32_t page_count; /* held now */
     uint32_t growth;     /* pages that admission keeps free for it */
     struct siphash128 salt;
-    uint32_t cached;        /* tokens found in the prefix index at Admit */
+    uint32_t cached;        /* prompt tokens found in the prefix index, at Admit or later */
     uint32_t cached_peer;   /* tokens that P said to have found in its cache */
     uint32_t computed;      /* tokens whose KV is in our pages and whole */
     uint32_t computed_most; /* before it was retracted: up to here they are computed again */
-    uint64_t received;      /* KV bytes verified */
+    uint32_t yielded;  /* 1 + `computed` when a step was left to another that computed the same */
+    uint64_t received; /* KV bytes verified */
     uint64_t announced;
     bool is_fin_seen;
     bool is_covered;

@@ -74,10 +74,24 @@ static void pages_reference(struct pages *pages, uint32_t at) {
     page->references++;
 }
 
-uint32_t pages_match(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
-                     uint32_t limit, uint32_t *pages_out) {
-    struct siphash128 before = salt;
-    uint32_t count = 0;
+/* Where the chain of a sequence's first pages [0, first) is known from: the end of its last indexed
+ * one. The contents of those behind it are indexed elsewhere. */
+static uint32_t chain_start(const struct pages *pages, struct siphash128 salt, const uint32_t *list,
+                            uint32_t first, struct siphash128 *before_out) {
+    uint32_t start = first;
+    while (start > 0 && !pages->table[list[start - 1]].is_indexed) {
+        start--;
+    }
+    *before_out = start > 0 ? pages->table[list[start - 1]].through : salt;
+    return start;
+}
+
+/* References the indexed pages that hold tokens behind `before`, which is where page `first`
+ * begins; is_swap: those that are in the list are given back for them. Returns how far that went.
+ */
+static uint32_t pages_walk(struct pages *pages, struct siphash128 before, const uint32_t *tokens,
+                           uint32_t first, uint32_t limit, uint32_t *list, bool is_swap) {
+    uint32_t count = first;
     while (count < limit) {
         const uint32_t *here = tokens + (uint64_t)count * pages->page_tokens;
         struct siphash128 through = pages_hash(pages, before, here);
@@ -86,10 +100,27 @@ uint32_t pages_match(struct pages *pages, struct siphash128 salt, const uint32_t
             break;
         }
         pages_reference(pages, at);
-        pages_out[count++] = at;
+        if (is_swap) {
+            pages_release(pages, &list[count], 1);
+        }
+        list[count++] = at;
         before = through;
     }
     return count;
+}
+
+uint32_t pages_match(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
+                     uint32_t limit, uint32_t *pages_out) {
+    return pages_walk(pages, salt, tokens, 0, limit, pages_out, false);
+}
+
+uint32_t pages_match_more(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
+                          uint32_t first, uint32_t limit, uint32_t *list) {
+    struct siphash128 before;
+    for (uint32_t start = chain_start(pages, salt, list, first, &before); start < first; start++) {
+        before = pages_hash(pages, before, tokens + (uint64_t)start * pages->page_tokens);
+    }
+    return pages_walk(pages, before, tokens, first, limit, list, true);
 }
 
 enum status pages_take(struct pages *pages, uint32_t count, uint32_t *pages_out) {
@@ -135,11 +166,8 @@ void pages_release(struct pages *pages, const uint32_t *list, uint32_t count) {
 
 void pages_index(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
                  const uint32_t *list, uint32_t first, uint32_t end) {
-    uint32_t start = first;
-    while (start > 0 && !pages->table[list[start - 1]].is_indexed) {
-        start--; /* its contents are indexed elsewhere: the chain is taken from there */
-    }
-    struct siphash128 before = start > 0 ? pages->table[list[start - 1]].through : salt;
+    struct siphash128 before;
+    uint32_t start = chain_start(pages, salt, list, first, &before);
     uint64_t block = start > 0 ? pages->table[list[start - 1]].block : block_first(salt);
     for (uint32_t i = start; i < end; i++) {
         struct page *page = &pages->table[list[i]];

@@ -74,6 +74,12 @@ void pages_init(struct pages *pages, const struct pages_config *config, struct a
  * salt, at most `limit` pages. Returns how many; their numbers are in pages_out. */
 uint32_t pages_match(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
                      uint32_t limit, uint32_t *pages_out);
+/* Looks again for what was not there before: list[0..first) are this sequence's pages, whole and
+ * its own or shared; list[first..limit) are its own, and nobody uses what is in them. As far as the
+ * index goes on by now, those are given back for the pages that it has. Returns up to where, >=
+ * first. */
+uint32_t pages_match_more(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
+                          uint32_t first, uint32_t limit, uint32_t *list);
 /* Takes `count` pages, evicting cached ones as needed. All or nothing: STATUS_BUSY changes nothing.
  */
 MUST_USE enum status pages_take(struct pages *pages, uint32_t count, uint32_t *pages_out);

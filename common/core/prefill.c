@@ -74,7 +74,7 @@ uint64_t prefill_bytes(const struct prefill_config *config) {
 void prefill_init(struct prefill_core *core, const struct prefill_config *config, void *memory) {
     CHECK(config->rows_max > 0 && config->rows_max <= STEP_ROWS_MAX);
     CHECK(config->step_tokens_max > 0 && config->page_count > 0);
-    CHECK(config->entries_max > 0 && config->sends_high > 0);
+    CHECK(config->entries_max > 0 && config->sends_high > 0 && config->shared_min > 0);
     memset(core, 0, sizeof *core);
     struct arena arena;
     arena_init(&arena, memory, prefill_bytes(config));
@@ -691,6 +691,53 @@ static void prefill_plan_row(struct prefill_core *core, struct prefill_entry *en
     entry->component_next = 0;
 }
 
+/* Others may have computed since what it was going to: that is taken from the index and goes to D
+ * as it is. Only at the end of a page, since what lies in a page that is begun may be on its way.
+ */
+static void prefill_match_more(struct prefill_core *core, struct prefill_entry *entry,
+                               struct effects *out) {
+    uint32_t page_tokens = core->config.layout->page_tokens;
+    if (entry->computed % page_tokens != 0) {
+        return;
+    }
+    uint32_t before = entry->computed;
+    uint32_t pages = pages_match_more(&core->pages, entry->salt, prefill_tokens(core, entry),
+                                      before / page_tokens, entry->end / page_tokens,
+                                      prefill_pages(core, entry));
+    entry->computed = pages * page_tokens;
+    uint32_t found = entry->computed - before;
+    entry->cached += found;
+    pages_count(&core->pages, 0, found);
+    core->backlog_tokens -= found;
+    core->tokens_cached += found;
+    prefill_send(core, entry, 0, core->config.layout->component_count, before, entry->computed,
+                 out);
+}
+
+/* Whether a row of this step computes what it would compute, so that the next one finds it. Asked
+ * once at each place: whoever is waited for may end without a result. */
+static bool prefill_yields(struct prefill_core *core, struct prefill_entry *entry) {
+    if (entry->yielded == entry->computed + 1) {
+        return false;
+    }
+    const uint32_t *tokens = prefill_tokens(core, entry);
+    for (uint32_t i = 0; i < core->plan.row_count; i++) {
+        const struct plan_row *row = &core->rows[i];
+        struct prefill_entry *other = prefill_by_id(core, row->entry);
+        CHECK(other != NULL);
+        uint32_t end = row->position + row->token_count;
+        end = end < entry->end ? end : entry->end;
+        end -= end % core->config.layout->page_tokens; /* only whole pages are found */
+        if (end >= entry->computed + core->config.shared_min &&
+            other->salt.low == entry->salt.low && other->salt.high == entry->salt.high &&
+            memcmp(prefill_tokens(core, other), tokens, end * sizeof *tokens) == 0) {
+            entry->yielded = entry->computed + 1;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Starts prompts that D has accepted, in that order; a full pool makes the first of them wait, and
  * all behind it: whoever holds pages ends alone, so the wait is bounded and nobody is overtaken for
  * ever. Those that D has not accepted are not looked at. */
@@ -730,10 +777,19 @@ static void prefill_plan(struct prefill_core *core, struct effects *out) {
                                     .wants_layers = true};
     uint32_t at = core->active.head;
     while (at != LIST_NONE && core->plan.row_count < core->config.rows_max &&
-           core->plan.token_count < core->budget.tokens) {
+           core->plan.token_count < core->budget.tokens && effects_room(out) > 64) {
         struct prefill_entry *entry = &core->entries[at];
         at = entry->queue_link.next;
-        prefill_plan_row(core, entry, core->budget.tokens - core->plan.token_count);
+        prefill_match_more(core, entry, out);
+        if (entry->computed == entry->end) {
+            prefill_finish(core, entry, core->node.real, out);
+        } else if (!prefill_yields(core, entry)) {
+            prefill_plan_row(core, entry, core->budget.tokens - core->plan.token_count);
+        }
+    }
+    if (core->plan.row_count == 0) { /* nothing is left to compute */
+        core->plan.number--;
+        return;
     }
     core->is_stepping = true;
     core->steps++;

@@ -37,6 +37,9 @@ struct prefill_config {
     uint32_t step_tokens_max;
     uint32_t sends_high;  /* no new step while more sends are outstanding: back-pressure */
     uint32_t batch_bytes; /* layers are sent together up to this size (64 KiB) */
+    /* Prompt tokens that one request leaves to another which computes the same ones in the very
+     * step: fewer are not worth waiting for the next. At least 1. */
+    uint32_t shared_min;
     uint32_t changes_max; /* of the prefix index, remembered for routers; a power of two */
     struct siphash_key secret;
 };
@@ -59,9 +62,10 @@ struct prefill_entry {
     uint32_t end;           /* n - 1 */
     uint32_t from;
     struct siphash128 salt;
-    uint32_t cached; /* tokens found in our own index when computing began */
+    uint32_t cached; /* tokens found in our own index, when computing began or later */
     uint32_t computed;
-    uint32_t page_count;     /* 0 until computing starts */
+    uint32_t yielded;    /* 1 + `computed` when a step was left to another that computed the same */
+    uint32_t page_count; /* 0 until computing starts */
     uint32_t component_next; /* of the running step: first component not handed to the link */
     uint32_t sends;          /* own operations until EVENT_LINK_SENT */
     bool is_in_step;         /* own operation until EVENT_STEP_DONE */

@@ -182,6 +182,7 @@ static void core_config(const struct worker *worker, struct decode_config *confi
         settings->step_tokens > settings->rows_max ? settings->step_tokens : settings->rows_max;
     config->eos_count = worker->info->eos_count;
     memcpy(config->eos, worker->info->eos_tokens, config->eos_count * sizeof config->eos[0]);
+    config->shared_min = WORKER_SHARED_MIN;
     config->changes_max = WORKER_CHANGES_MAX;
     config->secret = worker_secret();
     struct bytes address = kvlink_address(worker->link);

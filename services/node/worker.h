@@ -33,6 +33,8 @@ enum worker_device {
     WORKER_DEVICE_AUTO, /* CUDA where there is a device, else the CPU */
 };
 
+/* Prompt tokens for which a request waits for the step that computes them for another. */
+#define WORKER_SHARED_MIN  64u
 #define WORKER_CHANGES_MAX 16384u /* of the prefix index, remembered for routers */
 
 struct worker_settings {

@@ -161,6 +161,7 @@ static void core_config(const struct worker *worker, struct prefill_config *conf
         settings->step_tokens > settings->rows_max ? settings->step_tokens : settings->rows_max;
     config->sends_high = SENDS_HIGH;
     config->batch_bytes = BATCH_BYTES;
+    config->shared_min = WORKER_SHARED_MIN;
     config->changes_max = WORKER_CHANGES_MAX;
     config->secret = worker_secret();
 }

@@ -225,6 +225,7 @@ static void bed_init(struct bed *bed) {
                                    .step_tokens_max = rows_max + input_below(input, 16),
                                    .eos_count = 1,
                                    .eos = {3},
+                                   .shared_min = 3,
                                    .changes_max = 64,
                                    .secret = {1, 2},
                                    .address_len = 3,

@@ -232,6 +232,7 @@ static void bed_init(struct bed *bed) {
                                     .step_tokens_max = rows_max + input_below(input, 16),
                                     .sends_high = 1 + input_below(input, 8),
                                     .batch_bytes = input_below(input, 64),
+                                    .shared_min = 3,
                                     .changes_max = 64,
                                     .secret = {1, 2}};
     prefill_init(&bed->core, &config, world_memory(prefill_bytes(&config)));

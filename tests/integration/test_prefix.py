@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """The prefix cache as users see it: conversations whose turns come through different routers, salts, restarts, and that
 usage says what /metrics says."""
+import concurrent.futures
+
 from harness import Case, Metrics, client, filler, main, make_request, until, warm
 
 PAGE = 16  # tokens, the default of --page-tokens
@@ -84,6 +86,28 @@ class Prefix(Case):
         self.assertEqual(Metrics(decode).sum("baton_prefix_cache_hit_tokens_total") - hits[0], wanted)
         self.assertEqual(Metrics(prefill).sum("baton_prefix_cache_hit_tokens_total") - hits[1], 0)
         self.assertEqual(Metrics(router).sum("baton_tokens_total", kind="cached"), wanted)
+
+    def test_a_crowd_with_one_beginning_has_it_computed_once(self):
+        """Agents of one kind begin alike, and all at once: through a prefill worker, and on one leg."""
+        crowd, begin, tail, step = 8, 240, 20, 128
+        for above, role, kind in (("24", "prefill", "computed"), ("100000", "decode", "prefilled")):
+            # All are there before the second step.
+            slow = ["--test-step-delay", "150ms", "--timer-step", "1s", "--step-tokens", str(step)]
+            made = self.cluster(1, 1, arguments={"router": ["--disaggregate-above", above], role: slow})
+            [worker] = made.of(role)
+            prompts = [filler(begin, 6) + filler(tail, 60 + i)[1:] for i in range(crowd)]
+            requests = [make_request(prompt, max_tokens=3, ignore_eos=True) for prompt in prompts]
+            with client(made) as each, concurrent.futures.ThreadPoolExecutor(crowd) as pool:
+                until("an answer", lambda: each.generate(make_request("x", max_tokens=1)), 15)
+                before = Metrics(worker).sum("baton_tokens_total", kind=kind)
+                answers = list(pool.map(each.generate, requests))
+                computed = Metrics(worker).sum("baton_tokens_total", kind=kind) - before
+                alone = [each.generate(salted(request, f"alone-{i}")) for i, request in enumerate(requests[:3])]
+            self.assertEqual([each.ids for each in answers[:3]], [each.ids for each in alone])
+            own = len(prompts[0]) - full(begin) + 64  # for so few nobody waits
+            self.assertLessEqual(computed, len(prompts[0]) + (crowd - 1) * own, "the beginning was computed again")
+            self.assertGreaterEqual(sum(each.usage.cached_tokens for each in answers), (crowd - 1) * (full(begin) - 64))
+            self.assert_no_faults(made)
 
     def test_a_worker_that_was_restarted_is_known_to_have_nothing(self):
         made = self.cluster(1, 1, arguments={"router": ["--disaggregate-above", "24"]})

@@ -43,6 +43,7 @@ static void sim_start_decode(struct world *world, uint32_t process) {
                                    .step_tokens_max = world->knobs.step_tokens_max,
                                    .eos_count = 1,
                                    .eos = {SIM_EOS},
+                                   .shared_min = 1 + world->knobs.page_tokens,
                                    .changes_max = world->knobs.changes_max,
                                    .secret = sim_secret(p),
                                    .address_len = ADDRESS_OF};
@@ -67,6 +68,7 @@ static void sim_start_prefill(struct world *world, uint32_t process) {
                                     .step_tokens_max = world->knobs.step_tokens_max,
                                     .sends_high = world->knobs.sends_high,
                                     .batch_bytes = 8 * world->layout.components[0].row_bytes,
+                                    .shared_min = 1 + world->knobs.page_tokens,
                                     .changes_max = world->knobs.changes_max,
                                     .secret = sim_secret(p)};
     sim_core_memory(world, p, prefill_bytes(&config), sizeof(struct prefill_core));

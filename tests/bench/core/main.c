@@ -93,6 +93,7 @@ static void bed_decode(struct bed *bed) {
                                    .vocab = 1000,
                                    .rows_max = 256,
                                    .step_tokens_max = 512,
+                                   .shared_min = 64,
                                    .changes_max = 16384,
                                    .secret = {1, 2},
                                    .address_len = 8};
@@ -133,6 +134,7 @@ static void bed_prefill(struct bed *bed, struct kv_layout *layout) {
                                     .step_tokens_max = 512,
                                     .sends_high = 64,
                                     .batch_bytes = 65536,
+                                    .shared_min = 64,
                                     .changes_max = 16384,
                                     .secret = {1, 2}};
     bed_memory(bed, prefill_bytes(&config), sizeof(struct prefill_core));

@@ -98,6 +98,7 @@ static struct bed *bed_create_sized(uint32_t entries, uint32_t pages, uint32_t r
                                    .step_tokens_max = 4 * rows,
                                    .eos_count = 1,
                                    .eos = {99},
+                                   .shared_min = 4,
                                    .changes_max = 64,
                                    .secret = {1, 2},
                                    .address_len = 2};
@@ -1098,6 +1099,52 @@ static void test_what_was_decoded_is_found_by_the_next_turn(void **state) {
     bed_destroy(bed);
 }
 
+/* Prompts of one content, which differ in their attempts only (bed_admit_local). */
+static void test_equal_prompts_that_come_together_are_computed_once(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(8, 32, 4);
+    uint64_t blocker = bed_admit_local(bed, 3, 8, 4);
+    uint64_t first = bed_admit_local(bed, 1, 13, 4);
+    uint64_t second = bed_admit_local(bed, 91, 13, 4);
+    uint64_t third = bed_admit_local(bed, 181, 13, 4);
+    bed->core.budget.tokens = 16;
+    bed_step_done(bed); /* the first token of the blocker */
+    assert_int_equal(bed->core.plan.row_count, 2);
+    assert_int_equal(bed->core.plan.token_count, 14);
+    assert_true(bed->core.plan.rows[0].entry == blocker && bed->core.plan.rows[1].entry == first);
+    bed_step_done(bed);
+    /* All but the last token of theirs was in the step that they left to the first. */
+    assert_int_equal(bed->core.plan.row_count, 4);
+    assert_int_equal(bed->core.plan.token_count, 4);
+    assert_int_equal(bed_entry(bed, second)->cached, 12);
+    assert_int_equal(bed_entry(bed, third)->computed, 12);
+    assert_int_equal(bed->core.tokens_prefilled, 8 + 13);
+    assert_int_equal(bed->core.pages.hit_tokens_total, 24);
+    bed_destroy(bed);
+}
+
+/* Whom one waits for may end without a result. Then one computes oneself, and nobody waits twice at
+ * one place. */
+static void test_who_has_waited_for_nothing_computes_it(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(8, 32, 4);
+    (void)bed_admit_local(bed, 3, 8, 4);
+    uint64_t first = bed_admit_local(bed, 1, 6, 4);
+    (void)bed_admit_local(bed, 91, 6, 4);
+    (void)bed_admit_local(bed, 181, 6, 4);
+    bed->core.budget.tokens = 16;
+    bed_step_done(bed);
+    assert_int_equal(bed->core.plan.row_count, 2);
+    assert_true(bed->core.plan.rows[1].entry == first);
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt.v = 1;
+    bed_send(bed, &abort, ROUTER);
+    bed_step_done(bed);
+    assert_int_equal(bed->core.plan.row_count, 3);
+    assert_int_equal(bed->core.plan.token_count, 1 + 6 + 6);
+    bed_destroy(bed);
+}
+
 static void test_another_salt_finds_nothing(void **state) {
     (void)state;
     struct bed *bed = bed_in(RUNNING);
@@ -1220,6 +1267,8 @@ int main(void) {
         cmocka_unit_test(test_a_full_reserve_retracts_nothing),
         cmocka_unit_test(test_a_finished_prompt_is_found_again_by_the_next_request),
         cmocka_unit_test(test_what_was_decoded_is_found_by_the_next_turn),
+        cmocka_unit_test(test_equal_prompts_that_come_together_are_computed_once),
+        cmocka_unit_test(test_who_has_waited_for_nothing_computes_it),
         cmocka_unit_test(test_another_salt_finds_nothing),
         cmocka_unit_test(test_a_prompt_is_found_while_its_answer_is_being_made),
         cmocka_unit_test(test_usage_says_what_the_prefill_worker_had),

@@ -93,6 +93,7 @@ static struct bed *bed_create(void) {
                                     .step_tokens_max = 16,
                                     .sends_high = 8,
                                     .batch_bytes = 1,
+                                    .shared_min = 4,
                                     .changes_max = 64,
                                     .secret = {1, 2}};
     bed->memory = bed_memory(prefill_bytes(&config));
@@ -426,6 +427,79 @@ static void test_what_is_cached_is_sent_but_not_computed_again(void **state) {
     bed_destroy(bed);
 }
 
+/* Another prompt of PROMPT tokens from `first` upwards, accepted by D. */
+static void bed_another(struct bed *bed, uint32_t which, uint32_t first) {
+    uint32_t tokens[PROMPT];
+    for (uint32_t i = 0; i < PROMPT; i++) {
+        tokens[i] = first + i;
+    }
+    struct message prefill = bed_prefill();
+    prefill.u.prefill.tokens = tokens;
+    prefill.u.prefill.attempt.v = attempt.v + which;
+    prefill.u.prefill.slot.v += (uint64_t)which << 32;
+    bed_send(bed, &prefill, ROUTER);
+    assert_string_equal(bed->text, "queued open");
+    struct message accept = bed_accept();
+    accept.u.accept.slot = prefill.u.prefill.slot;
+    bed_send(bed, &accept, DECODE);
+}
+
+static void test_equal_prompts_that_come_together_are_computed_once(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(QUEUED);
+    bed->core.budget.tokens = 4;
+    apply_accept(bed); /* tokens [0, 4) are in a step */
+    bed_another(bed, 1, 1);
+    assert_string_equal(bed->text, "");
+    bed->core.budget.tokens = 16;
+    apply_step_done(bed);
+    /* The second has the first page, as the first one's is; what comes next it leaves to it. */
+    assert_string_equal(bed->text, "link_send link_send step");
+    assert_int_equal(bed->core.plan.row_count, 1);
+    assert_int_equal(bed->core.plan.rows[0].position, 4);
+    assert_int_equal(bed->core.pages.owned, 3);
+    apply_step_done(bed);
+    assert_string_equal(bed->text, "link_send fin link_send fin");
+    assert_int_equal(bed_sent(&bed->out, MESSAGE_FIN)->u.fin.cached, 0);
+    assert_int_equal(bed->core.tokens_computed, 8);
+    assert_int_equal(bed->core.tokens_cached, 8);
+    assert_int_equal(bed->core.bytes_sent, 2 * 8 * 8);
+    assert_int_equal(bed->core.pages.owned, 2);
+    assert_int_equal(bed->core.pages.hit_tokens_total, 8);
+    assert_int_equal(bed->core.pages.query_tokens_total, 16);
+    bed_destroy(bed);
+}
+
+/* Whom one waits for may end without a result. Then one computes oneself, and nobody waits twice at
+ * one place. */
+static void test_who_has_waited_for_nothing_computes_it(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(COMPUTING);
+    for (uint32_t which = 1; which <= 3; which++) {
+        bed_another(bed, which, 20);
+    }
+    apply_step_done(bed);
+    assert_int_equal(bed->core.plan.row_count, 1);
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt.v = attempt.v + 1;
+    bed_send(bed, &abort, ROUTER);
+    apply_step_done(bed);
+    assert_string_equal(bed->text, "step");
+    assert_int_equal(bed->core.plan.row_count, 2);
+    assert_int_equal(bed->core.plan.token_count, 16);
+    bed_destroy(bed);
+}
+
+static void test_another_prompt_does_not_wait(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(COMPUTING);
+    bed_another(bed, 1, 20);
+    bed_another(bed, 2, 21);
+    apply_step_done(bed);
+    assert_int_equal(bed->core.plan.row_count, 2);
+    bed_destroy(bed);
+}
+
 static void test_another_salt_is_computed_again(void **state) {
     (void)state;
     struct bed *bed = bed_in(SENT);
@@ -560,6 +634,9 @@ int main(void) {
             test_a_send_that_never_ends_closes_the_endpoint_and_frees_when_it_is_closed),
         cmocka_unit_test(test_pages_are_taken_only_after_the_decode_worker_accepted),
         cmocka_unit_test(test_what_is_cached_is_sent_but_not_computed_again),
+        cmocka_unit_test(test_equal_prompts_that_come_together_are_computed_once),
+        cmocka_unit_test(test_who_has_waited_for_nothing_computes_it),
+        cmocka_unit_test(test_another_prompt_does_not_wait),
         cmocka_unit_test(test_another_salt_is_computed_again),
         cmocka_unit_test(test_a_queue_of_more_than_its_seconds_is_busy),
         cmocka_unit_test(test_a_decode_worker_that_is_another_process_by_now_is_not_talked_to),
