@@ -364,6 +364,7 @@ static void sim_check_hook(const char *file, int line, const char *what) {
 struct ending {
     int64_t settle_at; /* then no fault is left */
     int64_t done_at;   /* then the last client had its answer */
+    int64_t empty_at;  /* then no process had an entry */
 };
 
 /* True when the run is over. */
@@ -393,8 +394,10 @@ static bool sim_wind_down(struct world *world, struct ending *end) {
         /* The lease, and a step of ten seconds that began before it ended. */
         SIM_CHECK(world, world->now < closed + 20 * SECOND,
                   "entries are left although every client is gone: an orphan");
+        end->empty_at = 0;
         return false;
     }
+    end->empty_at = end->empty_at == 0 ? world->now : end->empty_at;
     if (world->is_probing) {
         bool is_agreed = sim_views_agree(world);
         SIM_CHECK(world, is_agreed || world->now < closed + 20 * SECOND,
@@ -405,7 +408,7 @@ static bool sim_wind_down(struct world *world, struct ending *end) {
     if (world->now < closed + 8 * SECOND) {
         return false;
     }
-    world->result.drained_ns = world->now - end->done_at;
+    world->result.drained_ns = end->empty_at > closed ? end->empty_at - closed : 0;
     world->is_probing = true;
     end->settle_at = world->now;
     end->done_at = 0;
