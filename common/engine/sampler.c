@@ -59,8 +59,13 @@ static double log_sum(const struct sampler_input *input, float largest) {
         uint32_t rest = input->vocab_count - first;
         uint32_t count = rest < BLOCK ? rest : BLOCK;
         input->kernels->exps(parts, input->logits + first, count, largest, 1.0f);
-        for (uint32_t i = 0; i < count; i++) {
-            sum[i % 4] += parts[i];
+        for (uint32_t i = count; i % 4 != 0; i++) {
+            parts[i] = 0.0;
+        }
+        for (uint32_t i = 0; i < count; i += 4) {
+            for (uint32_t j = 0; j < 4; j++) {
+                sum[j] += parts[i + j];
+            }
         }
     }
     return log((sum[0] + sum[1]) + (sum[2] + sum[3]));
