@@ -69,7 +69,8 @@ struct sim_result {
     uint64_t tokens_messages;
     uint64_t struck[FAULT_COUNT]; /* how often each fault struck */
     uint32_t opportunities[FAULT_COUNT];
-    int64_t drained_ns;      /* virtual time from the last call that closed, faults off, to all tables empty */
+    int64_t drained_ns; /* virtual time from the last call that closed, faults off, to all tables
+                           empty */
     int64_t longest_wait_ns; /* virtual time between two tokens of one stream */
     int64_t virtual_ns;
     struct sim_cost cost[4]; /* by enum role; only with options.is_timed */
