@@ -177,9 +177,12 @@ struct kernels {
                       uint32_t kv_head_end);
 };
 
-/* "c", "avx2", "avx512", "avx512bf16", "amx", or NULL for the best this CPU can run. NULL if
- * unknown or not supported by the CPU, or by the system, which is asked to let this process use
- * matrix tiles. The tables are static: the pointer lives for ever. Any thread. */
+/* The CPU backends, each better than those before it. */
+#define KERNELS_NAMES "c", "avx2", "avx512", "avx512bf16", "amx"
+
+/* One of KERNELS_NAMES, or NULL for the best this CPU can run. NULL if unknown or not supported by
+ * the CPU, or by the system, which is asked to let this process use matrix tiles. The tables are
+ * static: the pointer lives for ever. Any thread. */
 const struct kernels *kernels_select(const char *name);
 
 /* Bytes of packed data for a matrix; dtype F32, BF16 or I8. */

@@ -34,6 +34,7 @@ static const char *const device_choices[] = {[WORKER_DEVICE_CPU] = "cpu",
                                              [WORKER_DEVICE_CUDA] = "cuda",
                                              [WORKER_DEVICE_AUTO] = "auto",
                                              NULL};
+static const char *const kernels_choices[] = {"auto", KERNELS_NAMES, NULL};
 static const char *const link_choices[] = {[KVLINK_TRANSPORT_TCP] = "tcp",
                                            [KVLINK_TRANSPORT_SHM] = "shm",
                                            [KVLINK_TRANSPORT_AUTO] = "auto",
@@ -48,6 +49,10 @@ const struct config_entry worker_config_entries[] = {
      .help = "file: as the model has them; int8: rounded to 8 bits while loading, half the memory and reading of bf16 at a "
              "small loss; workers of one model must agree",
      .offset = offsetof(struct worker_settings, weights)},
+    {.flag = "kernels", .type = CONFIG_CHOICE, .value = "auto", .choices = kernels_choices,
+     .help = "instructions that the CPU computes with; auto: the best that this machine has. Their results may differ in last bits, "
+             "so where the machines of a pool differ, a class that all have gives the same tokens on each",
+     .offset = offsetof(struct worker_settings, kernels)},
     {.flag = "device", .type = CONFIG_CHOICE, .value = "cpu", .choices = device_choices,
      .help = "where the engine computes; auto: cuda where there is a usable device, else cpu (they give tokens of different last bits, "
              "so a pool should not mix them)",
@@ -501,6 +506,19 @@ static void choose_name(struct worker *worker) {
               settings->served_name != NULL ? settings->served_name : worker->info->name);
 }
 
+static enum status choose_kernels(struct worker *worker) {
+    uint32_t choice = worker->config.settings->kernels;
+    worker->kernels = kernels_select(choice == 0 ? NULL : kernels_choices[choice]);
+    if (worker->kernels == NULL) {
+        LOG_ERROR("--kernels asks for instructions that this processor has not, or that the system "
+                  "does not let this process use",
+                  LOG_TEXT("value", kernels_choices[choice]),
+                  LOG_TEXT("best", kernels_select(NULL)->name));
+        return STATUS_UNSUPPORTED;
+    }
+    return STATUS_OK;
+}
+
 static enum status open_device(struct worker *worker) {
     const struct worker_settings *settings = worker->config.settings;
     if (settings->device == WORKER_DEVICE_CPU) {
@@ -548,12 +566,15 @@ static enum status load_model(struct worker *worker) {
                   LOG_TEXT("directory", settings->model), LOG_TEXT("why", sentence_text(&why)));
         return start_status(status);
     }
-    status = open_device(worker);
+    status = choose_kernels(worker);
+    if (status == STATUS_OK) {
+        status = open_device(worker);
+    }
     if (status != STATUS_OK) {
         return status;
     }
     sentence_init(&why);
-    status = model_create_on(settings->model, kernels_select(NULL), worker->accelerator,
+    status = model_create_on(settings->model, worker->kernels, worker->accelerator,
                              settings->weights, &why.writer, &worker->model);
     if (status != STATUS_OK) {
         LOG_ERROR("--model cannot be served", LOG_TEXT("directory", settings->model),
@@ -804,11 +825,11 @@ static enum status announce(struct worker *worker) {
     record.info.context = worker->context;
     record.info.kv_tokens = worker->page_count * worker->layout.page_tokens;
     record.info.page_tokens = worker->layout.page_tokens;
-    LOG_INFO("serving", LOG_TEXT("model", worker->served_name),
-             LOG_TEXT("grpc", record.info.address), LOG_U64("kv_port", record.kv_port),
-             LOG_TEXT("kv_device", kvlink_device(worker->link)),
-             LOG_U64("kv_tokens", record.info.kv_tokens), LOG_U64("context", record.info.context),
-             LOG_TEXT("numerics", record.info.numerics));
+    LOG_INFO(
+        "serving", LOG_TEXT("model", worker->served_name), LOG_TEXT("grpc", record.info.address),
+        LOG_U64("kv_port", record.kv_port), LOG_TEXT("kv_device", kvlink_device(worker->link)),
+        LOG_U64("kv_tokens", record.info.kv_tokens), LOG_U64("context", record.info.context),
+        LOG_TEXT("kernels", worker->kernels->name), LOG_TEXT("numerics", record.info.numerics));
     return shell_register_worker(worker->shell, &record);
 }
 

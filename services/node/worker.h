@@ -45,6 +45,7 @@ struct worker_settings {
     uint32_t link; /* enum kvlink_transport */
     const char *model;
     uint32_t weights; /* enum model_weights */
+    uint32_t kernels; /* 0: the best there is; n: the n-th of KERNELS_NAMES */
     uint32_t device;  /* enum worker_device */
     uint32_t device_index;
     const char *device_library; /* NULL: the one beside the program, or the system's */
@@ -79,6 +80,7 @@ struct worker_config {
 struct worker {
     struct worker_config config;
     struct shell *shell;
+    const struct kernels *kernels;
     struct accelerator *accelerator; /* NULL: the CPU */
     struct model *model;
     const struct model_info *info;

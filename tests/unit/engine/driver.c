@@ -17,7 +17,7 @@
 const struct sampling driver_greedy = {
     .temperature = 0, .top_p = 1, .top_k = -1, .repetition_penalty = 1, .ignore_eos = true};
 
-const char *const driver_backends[DRIVER_BACKENDS] = {"c", "avx2", "avx512", "avx512bf16", "amx"};
+const char *const driver_backends[DRIVER_BACKENDS] = {KERNELS_NAMES};
 
 struct model *driver_model_on(const char *path, const struct kernels *kernels,
                               struct accelerator *accelerator, enum model_weights weights) {

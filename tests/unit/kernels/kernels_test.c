@@ -19,7 +19,7 @@
 
 #define UNIT 0x1p-24 /* half a unit in the last place of 1.0f */
 
-static const char *const backend_names[] = {"c", "avx2", "avx512", "avx512bf16", "amx"};
+static const char *const backend_names[] = {KERNELS_NAMES};
 
 /* NULL where this CPU lacks the instructions. */
 static const struct kernels *backend(size_t i) {

@@ -322,6 +322,13 @@ class TestStart(Case):
     def test_one_page_is_too_little(self):
         self.refused(1, "--kv-tokens", "--kv-tokens", "16")
 
+    def test_kernels_are_taken_by_name_or_refused_in_a_sentence(self):
+        self.refused(2, "--kernels", "--kernels", "sse")
+        self.assertIn(" kernels c numerics f32/c/", self.program("decode", "--kernels", "c").up().log())
+        for name in ("avx2", "avx512", "avx512bf16", "amx"):
+            program = self.program("prefill", "--kernels", name)
+            program.logged(rf" kernels {name} numerics|--kernels asks for instructions .*value {name} best ")
+
     def test_help_lists_every_flag_with_its_default(self):
         for role in ("decode", "prefill"):
             done = subprocess.run([os.path.join(BIN, f"{role}-worker"), "--help"], capture_output=True, text=True, timeout=30,
