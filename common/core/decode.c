@@ -798,18 +798,16 @@ static bool decode_yields(struct decode_core *core, struct decode_entry *entry) 
     if (entry->yielded == entry->computed + 1) {
         return false;
     }
-    const uint32_t *tokens = decode_tokens(core, entry);
+    struct pages_run mine = {entry->salt, decode_tokens(core, entry), entry->token_count - 1};
     for (uint32_t i = 0; i < core->plan.row_count; i++) {
         const struct plan_row *row = &core->rows[i];
         struct decode_entry *other = decode_by_slot(core, (struct slot_id){row->entry});
         CHECK(other != NULL);
         uint32_t end = row->position + row->token_count;
         end = end < other->prompt_count ? end : other->prompt_count; /* what will be indexed */
-        end = end < entry->token_count - 1 ? end : entry->token_count - 1;
-        end -= end % core->config.page_tokens; /* only whole pages are found */
-        if (end >= entry->computed + core->config.shared_min &&
-            other->salt.low == entry->salt.low && other->salt.high == entry->salt.high &&
-            memcmp(decode_tokens(core, other), tokens, end * sizeof *tokens) == 0) {
+        struct pages_run theirs = {other->salt, decode_tokens(core, other), end};
+        if (pages_are_common(&core->pages, mine, theirs, entry->computed,
+                             core->config.shared_min)) {
             entry->yielded = entry->computed + 1;
             return true;
         }

@@ -123,6 +123,16 @@ uint32_t pages_match_more(struct pages *pages, struct siphash128 salt, const uin
     return pages_walk(pages, before, tokens, first, limit, list, true);
 }
 
+bool pages_are_common(const struct pages *pages, struct pages_run a, struct pages_run b,
+                      uint32_t from, uint32_t least) {
+    uint32_t count = a.count < b.count ? a.count : b.count;
+    count -= count % pages->page_tokens;
+    /* From behind: sequences that differ mostly do so after a long beginning in common. */
+    return count >= from + least && a.salt.low == b.salt.low && a.salt.high == b.salt.high &&
+           memcmp(a.tokens + from, b.tokens + from, (count - from) * sizeof *a.tokens) == 0 &&
+           memcmp(a.tokens, b.tokens, from * sizeof *a.tokens) == 0;
+}
+
 enum status pages_take(struct pages *pages, uint32_t count, uint32_t *pages_out) {
     if (count > pages_available(pages)) {
         return STATUS_BUSY;

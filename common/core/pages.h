@@ -80,6 +80,16 @@ uint32_t pages_match(struct pages *pages, struct siphash128 salt, const uint32_t
  * first. */
 uint32_t pages_match_more(struct pages *pages, struct siphash128 salt, const uint32_t *tokens,
                           uint32_t first, uint32_t limit, uint32_t *list);
+/* A sequence, as far as its pages go. */
+struct pages_run {
+    struct siphash128 salt;
+    const uint32_t *tokens;
+    uint32_t count;
+};
+/* Whether the whole pages that both have are the same, and reach `least` tokens or more beyond
+ * `from`. */
+bool pages_are_common(const struct pages *pages, struct pages_run a, struct pages_run b,
+                      uint32_t from, uint32_t least);
 /* Takes `count` pages, evicting cached ones as needed. All or nothing: STATUS_BUSY changes nothing.
  */
 MUST_USE enum status pages_take(struct pages *pages, uint32_t count, uint32_t *pages_out);

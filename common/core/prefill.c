@@ -720,17 +720,15 @@ static bool prefill_yields(struct prefill_core *core, struct prefill_entry *entr
     if (entry->yielded == entry->computed + 1) {
         return false;
     }
-    const uint32_t *tokens = prefill_tokens(core, entry);
+    struct pages_run mine = {entry->salt, prefill_tokens(core, entry), entry->end};
     for (uint32_t i = 0; i < core->plan.row_count; i++) {
         const struct plan_row *row = &core->rows[i];
         struct prefill_entry *other = prefill_by_id(core, row->entry);
         CHECK(other != NULL);
-        uint32_t end = row->position + row->token_count;
-        end = end < entry->end ? end : entry->end;
-        end -= end % core->config.layout->page_tokens; /* only whole pages are found */
-        if (end >= entry->computed + core->config.shared_min &&
-            other->salt.low == entry->salt.low && other->salt.high == entry->salt.high &&
-            memcmp(prefill_tokens(core, other), tokens, end * sizeof *tokens) == 0) {
+        struct pages_run theirs = {other->salt, prefill_tokens(core, other),
+                                   row->position + row->token_count};
+        if (pages_are_common(&core->pages, mine, theirs, entry->computed,
+                             core->config.shared_min)) {
             entry->yielded = entry->computed + 1;
             return true;
         }
