@@ -105,20 +105,17 @@ static void tokens_remove(const struct sampler_input *input, const uint32_t *tok
     }
 }
 
-static bool is_too_short(const struct sampler_input *input) {
-    return input->position - input->output_first < input->sampling->min_tokens;
-}
-
-/* Whether what the model says is what counts. */
-static bool is_untouched(const struct sampler_input *input) {
+/* Returns the logits as the model gave them: where they are if nothing changes them, else in
+ * `copy`. */
+static const float *logits_adjust(const struct sampler_input *input, float *copy, uint32_t *seen) {
     const struct sampling *sampling = input->sampling;
-    return (input->history == NULL || !sampling_needs_history(sampling)) &&
-           sampling->bias_count == 0 && !is_too_short(input);
-}
-
-static void logits_adjust(const struct sampler_input *input, uint32_t *seen) {
-    const struct sampling *sampling = input->sampling;
-    if (input->history != NULL && sampling_needs_history(sampling)) {
+    bool has_penalties = input->history != NULL && sampling_needs_history(sampling);
+    bool is_too_short = input->position - input->output_first < sampling->min_tokens;
+    if (!has_penalties && sampling->bias_count == 0 && !is_too_short) {
+        return input->logits;
+    }
+    memcpy(copy, input->logits, input->vocab_count * sizeof(*copy));
+    if (has_penalties) {
         penalties_apply(input, seen);
     }
     for (uint32_t i = 0; i < sampling->bias_count; i++) {
@@ -126,12 +123,13 @@ static void logits_adjust(const struct sampler_input *input, uint32_t *seen) {
             input->logits[sampling->biases[i].token] += sampling->biases[i].bias;
         }
     }
-    if (is_too_short(input)) {
+    if (is_too_short) {
         tokens_remove(input, sampling->stop_tokens, sampling->stop_token_count);
         if (!sampling->ignore_eos) {
             tokens_remove(input, input->eos_tokens, input->eos_count);
         }
     }
+    return copy;
 }
 
 /* The lowest id of the largest logit, or vocab_count if all were removed. */
@@ -328,10 +326,8 @@ struct sampler_choice sampler_choose(const struct sampler_input *input) {
     }
     float largest = largest_of(input->logits, count);
     double normalizer = (double)largest + log_sum(input, largest);
-    const float *untouched = input->logits;
-    if (!is_untouched(input)) {
-        untouched = memcpy(copy, input->logits, count * sizeof(float));
-        logits_adjust(input, seen);
+    const float *untouched = logits_adjust(input, copy, seen);
+    if (untouched != input->logits) {
         largest = largest_of(input->logits, count);
     }
     uint32_t token = greedy(input->logits, count, largest);
