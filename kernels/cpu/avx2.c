@@ -425,14 +425,17 @@ INLINE __m256d wide_exp(__m256d x) {
 static void avx2_exps(double *out, const float *x, size_t count, float largest, float temperature) {
     const __m256d top = _mm256_set1_pd((double)largest);
     const __m256d by = _mm256_set1_pd((double)temperature);
-    for (size_t i = 0; i < count; i += 4) {
+    size_t whole = count / 4 * 4;
+    for (size_t i = 0; i < whole; i += 4) {
+        __m256d distance = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(x + i)), top);
+        _mm256_storeu_pd(out + i, wide_exp(_mm256_div_pd(distance, by)));
+    }
+    if (whole < count) {
         float values[4] = {0};
         double last[4];
-        size_t some = count - i < 4 ? count - i : 4;
-        memcpy(values, x + i, some * sizeof(float));
-        __m256d distance = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(values)), top);
-        _mm256_storeu_pd(last, wide_exp(_mm256_div_pd(distance, by)));
-        memcpy(out + i, last, some * sizeof(double));
+        memcpy(values, x + whole, (count - whole) * sizeof(float));
+        avx2_exps(last, values, 4, largest, temperature);
+        memcpy(out + whole, last, (count - whole) * sizeof(double));
     }
 }
 
