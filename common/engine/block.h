@@ -17,8 +17,8 @@
 /* Makes a counting arena (arena_init without memory) one that has what was counted, in zeroed
  * memory of its own. STATUS_BUSY when the system has not got it: `error` says how much of `what`
  * was wanted, what there is, and `advice`; the arena then stays as it was. */
-enum status block_take(struct arena *arena, const char *what, const char *advice,
-                       struct writer *error);
+MUST_USE enum status block_take(struct arena *arena, const char *what, const char *advice,
+                                struct writer *error);
 /* Accepts an arena that only counted, and one of zeros. */
 void block_free(struct arena *arena);
 

@@ -9,24 +9,29 @@
 
 #define PATH_CAP 4096
 
-/* The number behind `key` in a file of lines "KEY NUMBER"; without a key, the file's only one. */
-static bool number_read(const char *path, const char *key, uint64_t *out) {
+/* The first line that begins with `key`. */
+static bool line_read(const char *path, const char *key, char *line, size_t cap) {
     FILE *file = fopen(path, "re");
-    char line[256];
-    size_t skip = key == NULL ? 0 : strlen(key);
     bool is_found = false;
-    while (file != NULL && !is_found && fgets(line, sizeof(line), file) != NULL) {
-        if (skip > 0 && strncmp(line, key, skip) != 0) {
-            continue;
-        }
-        char *end = NULL;
-        *out = strtoull(line + skip, &end, 10);
-        is_found = end != line + skip; /* "max" is no limit */
+    while (file != NULL && !is_found && fgets(line, (int)cap, file) != NULL) {
+        is_found = strncmp(line, key, strlen(key)) == 0;
     }
     if (file != NULL) {
         (void)fclose(file); /* only read from */
     }
     return is_found;
+}
+
+/* The number behind `key` in a file of lines "KEY NUMBER"; behind "", the file's only one. */
+static bool number_read(const char *path, const char *key, uint64_t *out) {
+    char line[256];
+    if (!line_read(path, key, line, sizeof(line))) {
+        return false;
+    }
+    const char *from = line + strlen(key);
+    char *end = NULL;
+    *out = strtoull(from, &end, 10);
+    return end != from; /* "max" is no limit */
 }
 
 static void bound(struct memory_left *left, uint64_t bytes, const char *whose) {
@@ -51,11 +56,11 @@ static void bound_by_group(const char *group, struct memory_left *left) {
     uint64_t limit = 0;
     uint64_t used = 0;
     (void)snprintf(path, sizeof(path), "%s/memory.max", group);
-    if (!number_read(path, NULL, &limit)) {
+    if (!number_read(path, "", &limit)) {
         return;
     }
     (void)snprintf(path, sizeof(path), "%s/memory.current", group);
-    if (!number_read(path, NULL, &used)) {
+    if (!number_read(path, "", &used)) {
         return;
     }
     uint64_t files = 0;
@@ -76,19 +81,12 @@ static bool group_read(const char *root, char *name, size_t cap) {
     char path[PATH_CAP];
     char line[PATH_CAP / 2];
     (void)snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
-    FILE *file = fopen(path, "re");
-    bool is_found = false;
-    while (file != NULL && !is_found && fgets(line, sizeof(line), file) != NULL) {
-        is_found = strncmp(line, "0::/", 4) == 0;
+    if (!line_read(path, "0::/", line, sizeof(line))) {
+        return false;
     }
-    if (file != NULL) {
-        (void)fclose(file); /* only read from */
-    }
-    if (is_found) {
-        line[strcspn(line, "\n")] = '\0';
-        text_copy(name, cap, line + 3);
-    }
-    return is_found;
+    line[strcspn(line, "\n")] = '\0';
+    text_copy(name, cap, line + 3);
+    return true;
 }
 
 struct memory_left memory_left(const char *root) {
