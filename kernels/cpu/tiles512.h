@@ -162,8 +162,8 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
 
 /* The tiles of one way to multiply. */
 struct tiles {
-    few_fn few[4]
-              [FEW_TILE_ROWS]; /* by the logarithm of panels, by rows - 1; NULL: never asked for */
+    /* By the logarithm of panels, by rows - 1; NULL: never asked for. */
+    few_fn few[4][FEW_TILE_ROWS];
     tile_fn block[BLOCK_TILE_ROWS]; /* by rows - 1 */
 };
 

@@ -92,8 +92,8 @@ typedef void (*tile_fn)(const struct kernels_gemm *gemm, uint32_t row, uint32_t 
 /* The processor's own prefetchers stop at each 4 KiB; few streams need one that does not. */
 #define PREFETCH_BYTES 4096
 
-/* AMD's (measured on Zen 5) follow a stream by themselves, and lose a quarter of the speed of
- * memory over more streams than a few; others want many, to have as much under way. */
+/* AMD's (measured on Zen 5) follow a stream by themselves, and are slower over more streams than a
+ * few; others want many, to have as much under way. */
 INLINE bool wants_few_streams(void) {
     return __builtin_cpu_is("amd") != 0;
 }

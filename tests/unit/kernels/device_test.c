@@ -80,21 +80,30 @@ struct matrix {
     struct kernels_weights packed; /* I8 only: the same for the oracle */
 };
 
+/* Room for `count` rounded rows. */
+static struct kernels_quants quants_take(size_t count, uint32_t cols) {
+    size_t groups = count * kernels_groups(cols);
+    return (struct kernels_quants){.numbers = take(groups * KERNELS_GROUP),
+                                   .scales = take(groups * sizeof(float)),
+                                   .offsets = take(groups * sizeof(int32_t))};
+}
+static void quants_free(struct kernels_quants *quants) {
+    free(quants->numbers);
+    free(quants->scales);
+    free(quants->offsets);
+}
+
 /* One row of I8 as the device has it; to[cols]: as it counts in products. */
 static void row_make_i8(struct kernels_weights *packed, uint32_t row, unsigned char *to,
                         float *values) {
     uint32_t groups = kernels_groups(packed->cols);
-    struct kernels_quants quants = {.numbers = take((size_t)groups * KERNELS_GROUP),
-                                    .scales = take(groups * sizeof(float)),
-                                    .offsets = take(groups * sizeof(int32_t))};
+    struct kernels_quants quants = quants_take(1, packed->cols);
     kernels_weights_pack(packed, row, values, KERNELS_F32, 1);
     oracle->quantize(&quants, 0, values, packed->cols);
     memcpy(to, quants.numbers, (size_t)groups * KERNELS_GROUP);
     memcpy(to + (size_t)groups * KERNELS_GROUP, quants.scales, groups * sizeof(float));
     kernels_weights_row(packed, row, values);
-    free(quants.numbers);
-    free(quants.scales);
-    free(quants.offsets);
+    quants_free(&quants);
 }
 
 static struct matrix matrix_make(struct prng *prng, enum kernels_dtype dtype, uint32_t rows,
@@ -252,12 +261,9 @@ static float *rows_of_every_kind(struct prng *prng, uint32_t count, size_t strid
 /* The oracle's product of all rows: a row does not depend on its neighbours. */
 static float *oracle_product_i8(const struct matrix *m, const float *x, size_t x_stride,
                                 uint32_t count) {
-    uint32_t groups = kernels_groups(m->packed.cols);
     uint32_t panels = kernels_panels(m->packed.rows);
     size_t y_stride = (size_t)panels * KERNELS_PANEL;
-    struct kernels_quants quants = {.numbers = take((size_t)count * groups * KERNELS_GROUP),
-                                    .scales = take((size_t)count * groups * sizeof(float)),
-                                    .offsets = take((size_t)count * groups * sizeof(int32_t))};
+    struct kernels_quants quants = quants_take(count, m->packed.cols);
     for (uint32_t n = 0; n < count; n++) {
         oracle->quantize(&quants, n, x + n * x_stride, m->packed.cols);
     }
@@ -265,9 +271,7 @@ static float *oracle_product_i8(const struct matrix *m, const float *x, size_t x
     struct kernels_gemm gemm = {
         .weights = &m->packed, .y = y, .y_stride = y_stride, .count = count, .quants = quants};
     oracle->gemm(&gemm, 0, panels);
-    free(quants.numbers);
-    free(quants.scales);
-    free(quants.offsets);
+    quants_free(&quants);
     return y;
 }
 

@@ -29,7 +29,7 @@ static void put(const char *path, const char *text) {
 
 static int setup(void **state) {
     (void)state;
-    memcpy(strrchr(root, 0x2d), "-XXXXXX", 8);
+    memcpy(strrchr(root, '-'), "-XXXXXX", 8);
     return mkdtemp(root) == NULL;
 }
 
