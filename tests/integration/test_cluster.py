@@ -38,9 +38,11 @@ class Tool(Case):
         for each in shown["workers"]:
             self.assertEqual(set(each), {"role", "id", "pid", "grpc", "admin", "kv"})
             self.assertEqual(clusters.http_get(each["admin"], "/readyz")[0], 200)
+        self.assertEqual(self.met(shown), {"prefill-1", "decode-1", "decode-2"})
         with Client(shown["routers"][0]["grpc"]) as each:
             self.assertEqual(len(each.generate(golden_request(0, max_tokens=5)).ids), 5)
             self.assertEqual(self.run_tool("add", "prefill").strip(), "prefill-2")
+            self.assertEqual(self.met(shown), {"prefill-1", "prefill-2", "decode-1", "decode-2"})
             self.assertEqual(self.run_tool("remove", "decode", "decode-1").strip(), "decode-1")
             self.assertEqual({each["id"] for each in self.description()["workers"]}, {"prefill-1", "prefill-2", "decode-2"})
             before = [each for each in self.description()["workers"] if each["id"] == "decode-2"][0]
@@ -62,6 +64,12 @@ class Tool(Case):
         self.assertEqual(clusters.marked_processes(self.state), [])
         self.assertEqual(os.listdir(self.state), ["logs"])
         self.run_tool("down")
+
+    @staticmethod
+    def met(shown):
+        """The workers that the router can use at this moment."""
+        listed = json.loads(clusters.http_get(shown["routers"][0]["admin"], "/debug/workers")[1])["workers"]
+        return {each["id"] for each in listed if each["session_live"]}
 
     @staticmethod
     def attempt(each):

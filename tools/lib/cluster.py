@@ -164,6 +164,12 @@ class Member:
         status, body = http_get(self.address("admin"), "/readyz", timeout)
         return status == 200, "; ".join(body.split("\n")).strip("; ")
 
+    def sessions(self, timeout=2.0):
+        """Of a router: (id, address) of each worker that it can use now."""
+        status, body = http_get(self.address("admin"), "/debug/workers", timeout)
+        listed = json.loads(body)["workers"] if status == 200 else []
+        return {(each["id"], each["address"]) for each in listed if each["listed"] and each["session_live"]}
+
     def __str__(self):
         return self.id if self.role in ("etcd", "router") or self.id.startswith(self.role) else f"{self.role} {self.id}"
 
@@ -395,8 +401,27 @@ class Cluster:
             if waiting:
                 time.sleep(0.05)
 
+    def wait_met(self, fresh, within=READY_WITHIN_S):
+        """Waits until routers and workers of which one is in `fresh` have met. A router is ready as soon as it can serve:
+        with one decode worker, even while the prefill workers are still to come."""
+        deadline = time.monotonic() + within
+        while True:
+            # By address too: an id that is back may still be listed with its old one.
+            apart = []
+            for router in self.routers():
+                met = router.sessions()
+                apart += [f"{router} and {each}" for each in self.workers()
+                          if (router in fresh or each in fresh) and (each.id, each.address("grpc")) not in met and
+                          each.ready()[0] and router.ready()[0]]
+            if not apart:
+                return
+            if time.monotonic() > deadline:
+                raise Problem(f"no session after {within:.0f} s between {', '.join(apart)}; their logs are in "
+                              f"{os.path.join(self.state, 'logs')}")
+            time.sleep(0.02)
+
     def up(self, prefill=1, decode=1, routers=1, within=READY_WITHIN_S):
-        """Starts everything and waits until it is ready; takes all down again if it does not come up."""
+        """Starts everything and waits until it is ready and has met; takes all down again if it does not come up."""
         for role, count in (("router", routers), ("prefill", prefill), ("decode", decode)):
             if count:
                 self.program(role)
@@ -412,6 +437,7 @@ class Cluster:
             self.wait_ready(self.workers(), within)
             if decode:
                 self.wait_ready(self.routers(), within)
+            self.wait_met(self.members, within)
         except BaseException:
             with contextlib.suppress(Problem):
                 self.down()
@@ -504,6 +530,7 @@ def command_add(options, say):
         member = cluster.restart(known[0]) if known else cluster.start_program(options.role, options.id)
         try:
             cluster.wait_ready([member], options.within)
+            cluster.wait_met([member], options.within)
         except Problem:
             member.kill()
             if not known:
