@@ -49,7 +49,8 @@ struct step_result {
     uint64_t entry;
     uint32_t token; /* valid if the row was sampled and is_valid */
     bool is_valid;  /* false: logits were not finite, or nothing was to be sampled */
-    float logprob;  /* natural log of the chosen token's probability before penalties; finite */
+    float logprob;  /* natural log of the chosen token's probability before penalties; finite; 0
+                     * unless sampling.logprobs asks for it */
     /* The most likely tokens before penalties, the likeliest first, ties by id: as many as
      * sampling.logprobs wants and the vocabulary has. */
     uint32_t top_count;

@@ -24,6 +24,13 @@ struct tile {
     uint32_t tokens; /* 1 to tile_tokens */
 };
 
+/* Rows as a product wants them that does not read them as they are, at most tokens_max (rows_max)
+ * of them. */
+struct prepared {
+    struct kernels_quants quants; /* only for I8 weights */
+    uint16_t *halves;             /* only for BF16 weights that meet rounded rows */
+};
+
 struct forward {
     struct forward_config config;
     struct forward_device *device; /* does everything below instead; NULL: the CPU */
@@ -38,6 +45,7 @@ struct forward {
     struct tile *tiles;         /* [tokens_max] */
     uint32_t tile_count;
     uint32_t tile_tokens;
+    bool are_apart; /* rows of one token each, of which none is long beside the others */
     float *x;         /* [tokens_max, hidden_stride]: the residual stream */
     float *normed;    /* [tokens_max, hidden_stride] */
     float *qkv;       /* [tokens_max, qkv_stride] */
@@ -47,9 +55,8 @@ struct forward {
     float *cosine;    /* [tokens_max, head_dim / 2] */
     float *sine;
     float *logits; /* [rows_max, vocab_stride] */
-    /* Rows as the next product wants them, at most tokens_max (rows_max) of the widest input. */
-    struct kernels_quants quants; /* only for I8 weights */
-    uint16_t *halves;             /* only for BF16 weights that meet rounded rows */
+    struct prepared prepared;     /* for products of hidden, or of q's width: one at a time */
+    struct prepared prepared_ffn; /* what the same loop makes of those */
     size_t qkv_stride;
     size_t q_stride;
     size_t hidden_stride;
@@ -75,6 +82,23 @@ static void *buffer_take(struct forward *forward, size_t count, size_t width, si
     return arena_take_unset(&forward->memory, count * width * size);
 }
 
+static struct prepared prepared_take(struct forward *forward, uint32_t width) {
+    const struct forward_config *config = &forward->config;
+    enum kernels_dtype dtype = config->model->embedding.dtype;
+    size_t rows = config->tokens_max > config->rows_max ? config->tokens_max : config->rows_max;
+    struct prepared prepared = {.halves = NULL};
+    if (dtype == KERNELS_BF16 && forward->kernels->round != NULL) {
+        prepared.halves = buffer_take(forward, rows, kernels_halves(width), sizeof(uint16_t));
+    }
+    if (dtype == KERNELS_I8) {
+        uint32_t groups = kernels_groups(width);
+        prepared.quants.numbers = buffer_take(forward, rows, groups, KERNELS_GROUP);
+        prepared.quants.scales = buffer_take(forward, rows, groups, sizeof(float));
+        prepared.quants.offsets = buffer_take(forward, rows, groups, sizeof(int32_t));
+    }
+    return prepared;
+}
+
 static void buffers_lay(struct forward *forward) {
     const struct forward_config *config = &forward->config;
     const struct model_config *shape = &config->model->config;
@@ -92,19 +116,8 @@ static void buffers_lay(struct forward *forward) {
     forward->cosine = buffer_take(forward, tokens, shape->head_dim / 2, sizeof(float));
     forward->sine = buffer_take(forward, tokens, shape->head_dim / 2, sizeof(float));
     forward->logits = buffer_take(forward, config->rows_max, forward->vocab_stride, sizeof(float));
-    enum kernels_dtype dtype = config->model->embedding.dtype;
-    uint32_t widest = shape->hidden > shape->ffn ? shape->hidden : shape->ffn;
-    widest = widest > q_width ? widest : q_width;
-    size_t rows = tokens > config->rows_max ? tokens : config->rows_max;
-    if (dtype == KERNELS_BF16 && forward->kernels->round != NULL) {
-        forward->halves = buffer_take(forward, rows, kernels_halves(widest), sizeof(uint16_t));
-    }
-    if (dtype == KERNELS_I8) {
-        uint32_t groups = kernels_groups(widest);
-        forward->quants.numbers = buffer_take(forward, rows, groups, KERNELS_GROUP);
-        forward->quants.scales = buffer_take(forward, rows, groups, sizeof(float));
-        forward->quants.offsets = buffer_take(forward, rows, groups, sizeof(int32_t));
-    }
+    forward->prepared = prepared_take(forward, shape->hidden > q_width ? shape->hidden : q_width);
+    forward->prepared_ffn = prepared_take(forward, shape->ffn);
 }
 
 struct forward *forward_create(const struct forward_config *config) {
@@ -232,31 +245,44 @@ static void gemm_part(void *context, uint32_t part, uint32_t worker) {
                                  share_first(panels, unit, loop->parts, part + 1));
 }
 
-/* x becomes row n of what a product with these weights reads, where that is not x itself. */
-static void row_prepare(const struct forward *forward, const struct kernels_weights *weights,
-                        uint32_t n, const float *x) {
+/* x[count] becomes columns [first, first + count) of row n of what a product with these weights
+ * reads, where that is not x itself. A part of the columns begins and ends with groups. */
+static void columns_prepare(const struct kernels *kernels, const struct prepared *to,
+                            const struct kernels_weights *weights, uint32_t n, const float *x,
+                            uint32_t first, uint32_t count) {
     if (weights->dtype == KERNELS_I8) {
-        forward->kernels->quantize(&forward->quants, n, x, weights->cols);
-    } else if (weights->dtype == KERNELS_BF16 && forward->kernels->round != NULL) {
-        forward->kernels->round(forward->halves + (size_t)n * kernels_halves(weights->cols), x,
-                                weights->cols);
+        size_t group = (size_t)n * kernels_groups(weights->cols) + first / KERNELS_GROUP;
+        const struct kernels_quants quants = {.numbers = to->quants.numbers + group * KERNELS_GROUP,
+                                              .scales = to->quants.scales + group,
+                                              .offsets = to->quants.offsets + group};
+        kernels->quantize(&quants, 0, x, count);
+    } else if (to->halves != NULL) {
+        kernels->round(to->halves + (size_t)n * kernels_halves(weights->cols) + first, x, count);
     }
 }
 
+static void row_prepare(const struct forward *forward, const struct kernels_weights *weights,
+                        uint32_t n, const float *x) {
+    columns_prepare(forward->kernels, &forward->prepared, weights, n, x, 0, weights->cols);
+}
+
 /* The rows are prepared by whoever made them, while they are in the cache. */
-static void gemm_run(struct loop *loop, const struct kernels_weights *weights, const float *x,
-                     size_t x_stride, float *y, size_t y_stride) {
-    const struct forward *forward = loop->forward;
+static void gemm_set(struct loop *loop, const struct kernels_weights *weights, const float *x,
+                     size_t x_stride, const struct prepared *prepared, float *y, size_t y_stride) {
     loop->gemm = (struct kernels_gemm){.weights = weights,
                                        .x = x,
                                        .x_stride = x_stride,
                                        .y = y,
                                        .y_stride = y_stride,
-                                       .count = forward->row_count,
-                                       .quants = forward->quants,
-                                       .halves = forward->halves};
-    loop->parts = rows_are_many(forward) ? row_parts(forward)
-                                         : panel_parts(forward, kernels_panels(weights->rows));
+                                       .count = loop->forward->row_count,
+                                       .quants = prepared->quants,
+                                       .halves = prepared->halves};
+}
+
+static void gemm_run(struct loop *loop) {
+    const struct forward *forward = loop->forward;
+    uint32_t panels = kernels_panels(loop->gemm.weights->rows);
+    loop->parts = rows_are_many(forward) ? row_parts(forward) : panel_parts(forward, panels);
     team_run(forward->config.team, loop->parts, gemm_part, loop);
 }
 
@@ -309,44 +335,44 @@ static void heads_norm(const struct forward *forward, float *x, const float *wei
 }
 
 /* Finishes q, k and v (bias, norm of the heads, rotation) and writes k and v into the pool. */
-static void store_part(void *context, uint32_t part, uint32_t worker) {
-    (void)worker;
-    struct loop *loop = context;
-    struct forward *forward = loop->forward;
+static void token_store(const struct loop *loop, uint32_t n) {
+    const struct forward *forward = loop->forward;
     const struct model_config *shape = &forward->config.model->config;
     uint32_t half = shape->head_dim / 2;
     uint32_t q_width = shape->heads * shape->head_dim;
     uint32_t kv_width = shape->kv_heads * shape->head_dim;
     uint32_t component = forward->config.layout->layer_first[loop->layer_index];
+    float *q = forward->qkv + n * forward->qkv_stride;
+    const float *cosine = forward->cosine + (size_t)n * half;
+    const float *sine = forward->sine + (size_t)n * half;
+    if (loop->layer->qkv_bias != NULL) {
+        forward->kernels->add(q, loop->layer->qkv_bias, (size_t)q_width + 2 * kv_width);
+    }
+    if (loop->layer->q_norm != NULL) {
+        heads_norm(forward, q, loop->layer->q_norm, shape->heads);
+        heads_norm(forward, q + q_width, loop->layer->k_norm, shape->kv_heads);
+    }
+    forward->kernels->rotary(q, cosine, sine, shape->heads + shape->kv_heads, shape->head_dim);
+    row_store(forward, &forward->places[n], component, q + q_width, kv_width);
+    row_store(forward, &forward->places[n], component + 1, q + q_width + kv_width, kv_width);
+}
+
+static void store_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
     for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
-        float *q = forward->qkv + n * forward->qkv_stride;
-        const float *cosine = forward->cosine + (size_t)n * half;
-        const float *sine = forward->sine + (size_t)n * half;
-        if (loop->layer->qkv_bias != NULL) {
-            forward->kernels->add(q, loop->layer->qkv_bias, (size_t)q_width + 2 * kv_width);
-        }
-        if (loop->layer->q_norm != NULL) {
-            heads_norm(forward, q, loop->layer->q_norm, shape->heads);
-            heads_norm(forward, q + q_width, loop->layer->k_norm, shape->kv_heads);
-        }
-        forward->kernels->rotary(q, cosine, sine, shape->heads + shape->kv_heads, shape->head_dim);
-        row_store(forward, &forward->places[n], component, q + q_width, kv_width);
-        row_store(forward, &forward->places[n], component + 1, q + q_width + kv_width, kv_width);
+        token_store(loop, n);
     }
 }
 
-/* One part is one tile and one KV head, or a whole tile when there is one thread. */
-static void attention_part(void *context, uint32_t part, uint32_t worker) {
-    (void)worker;
-    struct loop *loop = context;
-    struct forward *forward = loop->forward;
+/* KV heads [head, head_end) of one tile. */
+static void tile_attend(const struct loop *loop, const struct tile *tile, uint32_t head,
+                        uint32_t head_end) {
+    const struct forward *forward = loop->forward;
     const struct model *model = forward->config.model;
     const struct model_config *shape = &model->config;
     const struct kv_layout *layout = forward->config.layout;
     uint32_t component = layout->layer_first[loop->layer_index];
-    bool is_whole = team_threads(forward->config.team) == 1;
-    const struct tile *tile = &forward->tiles[is_whole ? part : part / shape->kv_heads];
-    uint32_t head = is_whole ? 0 : part % shape->kv_heads;
     const struct token_place *place = &forward->places[tile->first];
     struct kernels_attention attention = {.q = forward->qkv + tile->first * forward->qkv_stride,
                                           .q_stride = forward->qkv_stride,
@@ -366,7 +392,19 @@ static void attention_part(void *context, uint32_t part, uint32_t worker) {
                                           .head_dim = shape->head_dim,
                                           .kv_dtype = model->kv_dtype,
                                           .scale = (float)(1.0 / sqrt(shape->head_dim))};
-    forward->kernels->attention(&attention, head, is_whole ? shape->kv_heads : head + 1);
+    forward->kernels->attention(&attention, head, head_end);
+}
+
+/* One part is one tile and one KV head, or a whole tile when there is one thread. */
+static void attention_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    uint32_t kv_heads = forward->config.model->config.kv_heads;
+    bool is_whole = team_threads(forward->config.team) == 1;
+    uint32_t head = is_whole ? 0 : part % kv_heads;
+    tile_attend(loop, &forward->tiles[is_whole ? part : part / kv_heads], head,
+                is_whole ? kv_heads : head + 1);
 }
 
 /* Attention's rows come together from several parts, so they are prepared on their own. */
@@ -375,6 +413,19 @@ static void mixed_part(void *context, uint32_t part, uint32_t worker) {
     struct loop *loop = context;
     struct forward *forward = loop->forward;
     for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
+        row_prepare(forward, loop->next, n, forward->mixed + n * forward->q_stride);
+    }
+}
+
+/* The three before in one, for rows that see nothing of each other: no thread waits in between, and
+ * what one has made it reads itself. */
+static void token_part(void *context, uint32_t part, uint32_t worker) {
+    (void)worker;
+    struct loop *loop = context;
+    struct forward *forward = loop->forward;
+    for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
+        token_store(loop, n);
+        tile_attend(loop, &forward->tiles[n], 0, forward->config.model->config.kv_heads);
         row_prepare(forward, loop->next, n, forward->mixed + n * forward->q_stride);
     }
 }
@@ -394,16 +445,43 @@ static void add_norm_part(void *context, uint32_t part, uint32_t worker) {
     }
 }
 
-/* The activation, written over the gate. */
-static void silu_part(void *context, uint32_t part, uint32_t worker) {
+/* Panels of the gate, if the rows above them begin with a panel too; else 0. */
+static uint32_t gate_panels(const struct forward *forward) {
+    uint32_t ffn = forward->config.model->config.ffn;
+    return ffn % KERNELS_PANEL == 0 ? ffn / KERNELS_PANEL : 0;
+}
+
+/* The same columns of gate and up, and the activation of them, written over the gate. */
+static void activation_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
     struct forward *forward = loop->forward;
     uint32_t ffn = forward->config.model->config.ffn;
-    for (uint32_t n = part_row(loop, part), end = part_row(loop, part + 1); n < end; n++) {
-        float *gate = forward->gate_up + n * forward->ffn_stride;
-        forward->kernels->silu_mul(gate, gate, gate + ffn, ffn);
-        row_prepare(forward, loop->next, n, gate);
+    struct kernels_gemm gemm = loop->gemm;
+    uint32_t row = 0;
+    uint32_t first = 0;
+    uint32_t end = ffn;
+    if (loop->parts == 1) {
+        forward->kernels->gemm(&gemm, 0, kernels_panels(2 * ffn));
+    } else if (rows_are_many(forward)) {
+        row = part_row(loop, part);
+        gemm = kernels_gemm_rows(&loop->gemm, row, part_row(loop, part + 1) - row);
+        forward->kernels->gemm(&gemm, 0, kernels_panels(2 * ffn));
+    } else {
+        uint32_t panels = gate_panels(forward);
+        uint32_t unit = KERNELS_GROUP / KERNELS_PANEL;
+        uint32_t panel = share_first(panels, unit, loop->parts, part);
+        uint32_t panel_end = share_first(panels, unit, loop->parts, part + 1);
+        forward->kernels->gemm(&gemm, panel, panel_end);
+        forward->kernels->gemm(&gemm, panels + panel, panels + panel_end);
+        first = panel * KERNELS_PANEL;
+        end = panel_end * KERNELS_PANEL;
+    }
+    for (uint32_t n = row; n < row + gemm.count; n++) {
+        float *gate = forward->gate_up + n * forward->ffn_stride + first;
+        forward->kernels->silu_mul(gate, gate, gate + ffn, end - first);
+        columns_prepare(forward->kernels, &forward->prepared_ffn, loop->next, n, gate, first,
+                        end - first);
     }
 }
 
@@ -420,40 +498,65 @@ static void rows_narrow(struct forward *forward) {
     forward->row_count = forward->sampled_count;
 }
 
-/* following: NULL after the last layer. */
-static void layer_run(struct loop *loop, const struct model_layer *following,
-                      forward_on_layer on_layer, void *context) {
+/* From q, k and v to what the output's product reads. following: NULL after the last layer. */
+static void attention_run(struct loop *loop, const struct model_layer *following,
+                          forward_on_layer on_layer, void *context) {
     struct forward *forward = loop->forward;
-    const struct model_layer *layer = loop->layer;
-    const struct model_config *shape = &forward->config.model->config;
     struct team *team = forward->config.team;
-    gemm_run(loop, &layer->qkv, forward->normed, forward->hidden_stride, forward->qkv,
-             forward->qkv_stride);
+    uint32_t kv_heads = forward->config.model->config.kv_heads;
+    loop->next = &loop->layer->output;
+    if (forward->are_apart && forward->sampled_count == forward->token_count) {
+        loop->parts = rows_are_many(forward) ? row_parts(forward) : forward->row_count;
+        team_run(team, loop->parts, token_part, loop);
+        on_layer(context, loop->layer_index);
+        return;
+    }
     rows_run(loop, store_part);
     on_layer(context, loop->layer_index);
     if (following == NULL) {
         rows_narrow(forward);
     }
+    team_run(team, forward->tile_count * (team_threads(team) == 1 ? 1 : kv_heads), attention_part,
+             loop);
+    if (loop->next->dtype == KERNELS_I8 || forward->prepared.halves != NULL) {
+        rows_run(loop, mixed_part);
+    }
+}
+
+/* From the normed rows to the activation. */
+static void activation_run(struct loop *loop) {
+    struct forward *forward = loop->forward;
+    gemm_set(loop, &loop->layer->gate_up, forward->normed, forward->hidden_stride,
+             &forward->prepared, forward->gate_up, forward->ffn_stride);
+    uint32_t panels = gate_panels(forward);
+    loop->next = &loop->layer->down;
+    loop->parts = rows_are_many(forward) ? row_parts(forward)
+                  : panels > 0           ? panel_parts(forward, panels)
+                                         : 1;
+    team_run(forward->config.team, loop->parts, activation_part, loop);
+}
+
+static void layer_run(struct loop *loop, const struct model_layer *following,
+                      forward_on_layer on_layer, void *context) {
+    struct forward *forward = loop->forward;
+    const struct model_layer *layer = loop->layer;
+    gemm_set(loop, &layer->qkv, forward->normed, forward->hidden_stride, &forward->prepared,
+             forward->qkv, forward->qkv_stride);
+    gemm_run(loop);
+    attention_run(loop, following, on_layer, context);
     if (forward->row_count == 0) {
         return;
     }
-    uint32_t heads_apart = team_threads(team) == 1 ? 1 : shape->kv_heads;
-    team_run(team, forward->tile_count * heads_apart, attention_part, loop);
-    if (layer->output.dtype == KERNELS_I8 || forward->halves != NULL) {
-        loop->next = &layer->output;
-        rows_run(loop, mixed_part);
-    }
-    gemm_run(loop, &layer->output, forward->mixed, forward->q_stride, forward->projected,
-             forward->hidden_stride);
+    gemm_set(loop, &layer->output, forward->mixed, forward->q_stride, &forward->prepared,
+             forward->projected, forward->hidden_stride);
+    gemm_run(loop);
     loop->norm = layer->ffn_norm;
     loop->next = &layer->gate_up;
     rows_run(loop, add_norm_part);
-    gemm_run(loop, &layer->gate_up, forward->normed, forward->hidden_stride, forward->gate_up,
-             forward->ffn_stride);
-    loop->next = &layer->down;
-    rows_run(loop, silu_part);
-    gemm_run(loop, &layer->down, forward->gate_up, forward->ffn_stride, forward->projected,
-             forward->hidden_stride);
+    activation_run(loop);
+    gemm_set(loop, &layer->down, forward->gate_up, forward->ffn_stride, &forward->prepared_ffn,
+             forward->projected, forward->hidden_stride);
+    gemm_run(loop);
     const struct model *model = forward->config.model;
     loop->norm = following == NULL ? model->final_norm : following->attention_norm;
     loop->next = following == NULL ? &model->head : &following->qkv;
@@ -463,6 +566,8 @@ static void layer_run(struct loop *loop, const struct model_layer *following,
 static void places_make(struct forward *forward, const struct forward_input *input) {
     uint32_t count = 0;
     uint32_t sampled = 0;
+    uint64_t length = 0;
+    uint32_t longest = 0;
     forward->tile_count = 0;
     for (uint32_t r = 0; r < input->row_count; r++) {
         const struct plan_row *row = &input->rows[r];
@@ -480,7 +585,13 @@ static void places_make(struct forward *forward, const struct forward_input *inp
         if (row->is_sampled) {
             forward->sampled[sampled++] = count - 1;
         }
+        length += row->position;
+        longest = row->position > longest ? row->position : longest;
     }
+    /* A long row's heads are better shared: nobody has anything else to do meanwhile. */
+    uint32_t threads = team_threads(forward->config.team);
+    forward->are_apart = count == input->row_count &&
+                         (threads == 1 || (uint64_t)longest * 2 * threads <= length);
     forward->token_count = count;
     forward->row_count = count;
     forward->sampled_count = sampled;
@@ -510,8 +621,9 @@ void forward_run(struct forward *forward, const struct forward_input *input,
         loop.layer_index = i;
         layer_run(&loop, is_last ? NULL : &model->layers[i + 1], on_layer, context);
     }
-    gemm_run(&loop, &model->head, forward->normed, forward->hidden_stride, forward->logits,
-             forward->vocab_stride);
+    gemm_set(&loop, &model->head, forward->normed, forward->hidden_stride, &forward->prepared,
+             forward->logits, forward->vocab_stride);
+    gemm_run(&loop);
 }
 
 float *forward_logits(struct forward *forward, uint32_t n) {

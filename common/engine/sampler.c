@@ -325,7 +325,8 @@ struct sampler_choice sampler_choose(const struct sampler_input *input) {
         return choice;
     }
     float largest = largest_of(input->logits, count);
-    double normalizer = (double)largest + log_sum(input, largest);
+    bool is_told = input->sampling->logprobs > 0;
+    double normalizer = is_told ? (double)largest + log_sum(input, largest) : 0.0;
     const float *untouched = logits_adjust(input, copy, seen);
     if (untouched != input->logits) {
         largest = largest_of(input->logits, count);
@@ -338,7 +339,7 @@ struct sampler_choice sampler_choose(const struct sampler_input *input) {
         token = draw(input, candidates, input->logits[token]);
     }
     choice.token = token;
-    choice.logprob = logprob_of(untouched[token], normalizer);
+    choice.logprob = is_told ? logprob_of(untouched[token], normalizer) : 0.0f;
     if (input->sampling->logprobs > 1) {
         CHECK_OP(input->sampling->logprobs, <=, 1 + LOGPROBS_TOP_MAX);
         tops_find(untouched, count, input->sampling->logprobs - 1, normalizer, &choice);

@@ -29,7 +29,8 @@ struct sampler_input {
 
 struct sampler_choice {
     uint32_t token;
-    float logprob; /* natural log of the token's probability under the untouched logits; finite */
+    float logprob; /* natural log of the token's probability under the untouched logits; finite; 0
+                    * unless sampling.logprobs asks for it */
     bool is_valid; /* false: a logit was NaN or infinite, or nothing was left to choose */
     /* The most likely tokens under the untouched logits, the likeliest first, ties by id: as many
      * as sampling.logprobs wants, at most vocab_count. */

@@ -17,7 +17,7 @@
 /* ---- matrix product ---- */
 
 TILES(f32_tiles, FACTORS_F32)
-TILES(wide_tiles, FACTORS_WIDE)
+WIDE_TILES(wide_tiles)
 
 static void avx512_gemm(const struct kernels_gemm *gemm, uint32_t panel_first, uint32_t panel_end) {
     if (gemm->weights->dtype == KERNELS_I8) {

@@ -14,9 +14,15 @@
 /* Many rows: six by four panels, as much as the registers hold with the fewest loads a product. */
 #define BLOCK_TILE_ROWS 6u
 #define BLOCK_PANELS    4u
-/* Few rows: each weight comes from memory for them, so more rows by fewer panels. */
-#define FEW_TILE_ROWS 12u
-#define FEW_ROWS      48u
+/* Few rows: each weight comes from memory for them, so more rows by fewer panels. By two panels as
+ * many as registers have sums for; somewhat more by one, in which loads are as dear as products. */
+#define FEW_TILE_ROWS  14u
+#define TALL_TILE_ROWS 16u
+#define WIDE_TILE_ROWS 12u /* widening takes registers too, and work that fewer rows share */
+#define FEW_ROWS       48u
+/* Addresses of so many rows have a register each; of more, each is that of the first and a multiple
+ * of the stride. */
+#define POINTER_ROWS 12u
 /* One row: as many streams of memory, and chains, as eight panels. */
 #define ROW_PANELS   8u
 #define TILE_COLS    128u /* four panels' slice (32 KiB in F32) stays in the first-level cache */
@@ -39,6 +45,11 @@ enum factors {
                        the instruction's order; numbers below the normal ones count as zero */
 };
 
+/* Rows of a tile of few, by two panels. */
+INLINE uint32_t few_tile_rows(const enum factors factors) {
+    return factors == FACTORS_WIDE ? WIDE_TILE_ROWS : FEW_TILE_ROWS;
+}
+
 /* Columns that a step takes. */
 INLINE uint32_t step_columns(const enum factors factors) {
     return factors == FACTORS_F32 ? 1 : 2;
@@ -60,10 +71,45 @@ INLINE const unsigned char *row_values(const struct kernels_gemm *gemm, size_t r
     return (const unsigned char *)(gemm->x + row * gemm->x_stride + first);
 }
 
+/* Where a tile's rows of values are. What the addresses are made of are variables that the compiler
+ * must keep, or it makes new ones between the products. */
+struct values {
+    const unsigned char *row[POINTER_ROWS]; /* of more rows only the first */
+    size_t odd[TALL_TILE_ROWS / 2];         /* strides: 1, 3, 5, ... */
+};
+
+INLINE struct values values_of(const struct kernels_gemm *gemm, size_t row, uint32_t first,
+                               const uint32_t rows, const enum factors factors) {
+    struct values values;
+    const uint32_t pointers = rows <= POINTER_ROWS ? rows : 1;
+#pragma GCC unroll 12
+    for (uint32_t i = 0; i < pointers; i++) {
+        values.row[i] = row_values(gemm, row + i, first, factors);
+        __asm__("" : "+r"(values.row[i]));
+    }
+    size_t stride =
+        (size_t)(row_values(gemm, 1, 0, factors) - row_values(gemm, 0, 0, factors));
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < TALL_TILE_ROWS / 2 && pointers < rows; i++) {
+        values.odd[i] = stride * (2 * i + 1);
+        __asm__("" : "+r"(values.odd[i]));
+    }
+    return values;
+}
+
+INLINE const unsigned char *value_at(const struct values *values, const uint32_t i, size_t at,
+                                     const uint32_t rows) {
+    if (rows <= POINTER_ROWS) {
+        return values->row[i] + at;
+    }
+    const uint32_t even = i & (0u - i); /* the power of two in i */
+    return values->row[0] + at + (i == 0 ? 0 : values->odd[i / even / 2] * even);
+}
+
 /* One column of weights, or for FACTORS_HALVES two, meets the four bytes at `at` of each row; of a
  * pair of FACTORS_WIDE the first or the second. */
-INLINE void column(const unsigned char *w, size_t w_stride, const unsigned char *const *x,
-                   size_t at, __m512 (*sum)[ROW_PANELS], const uint32_t rows, const uint32_t panels,
+INLINE void column(const unsigned char *w, size_t w_stride, const struct values *x, size_t at,
+                   __m512 (*sum)[ROW_PANELS], const uint32_t rows, const uint32_t panels,
                    const enum factors factors, const bool is_second) {
     __m512i weight[ROW_PANELS];
 #pragma GCC unroll 8
@@ -75,10 +121,10 @@ INLINE void column(const unsigned char *w, size_t w_stride, const unsigned char 
                             : _mm512_slli_epi32(weight[p], 16);
         }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
     for (uint32_t i = 0; i < rows; i++) {
         int32_t bits;
-        memcpy(&bits, x[i] + at, sizeof(bits));
+        memcpy(&bits, value_at(x, i, at, rows), sizeof(bits));
         __m512i value = _mm512_set1_epi32(bits);
 #pragma GCC unroll 8
         for (uint32_t p = 0; p < panels; p++) {
@@ -111,18 +157,16 @@ typedef void (*few_fn)(const struct kernels_gemm *gemm, uint32_t row, uint32_t p
 INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, uint32_t first,
                  uint32_t count, const struct fetch *fetch, const uint32_t rows,
                  const uint32_t panels, const enum factors factors) {
-    __m512 sum[FEW_TILE_ROWS][ROW_PANELS];
+    __m512 sum[TALL_TILE_ROWS][ROW_PANELS];
     const size_t step = step_columns(factors);
     const size_t x_step = factors == FACTORS_WIDE ? 8 : 4;
     size_t w_stride = panel_bytes(gemm->weights);
     const unsigned char *w =
         (const unsigned char *)gemm->weights->data + panel * w_stride + first / step * COLUMN_BYTES;
-    const unsigned char *x[FEW_TILE_ROWS];
+    const struct values x = values_of(gemm, row, first, rows, factors);
     float *y = gemm->y + row * gemm->y_stride + (size_t)panel * KERNELS_PANEL;
-#pragma GCC unroll 12
+#pragma GCC unroll 16
     for (uint32_t i = 0; i < rows; i++) {
-        x[i] = row_values(gemm, row + i, first, factors);
-        __asm__("" : "+r"(x[i])); /* as in avx2.c: no address arithmetic between the products */
 #pragma GCC unroll 8
         for (uint32_t p = 0; p < panels; p++) {
             sum[i][p] = first == 0
@@ -142,16 +186,16 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
             for (uint32_t p = 0; p < panels && fetch != NULL; p++) {
                 _mm_prefetch((const char *)at + p * w_stride + ahead, _MM_HINT_T0);
             }
-            column(at, w_stride, x, k * x_step, sum, rows, panels, factors, false);
+            column(at, w_stride, &x, k * x_step, sum, rows, panels, factors, false);
             if (factors == FACTORS_WIDE) {
-                column(at, w_stride, x, k * x_step + 4, sum, rows, panels, factors, true);
+                column(at, w_stride, &x, k * x_step + 4, sum, rows, panels, factors, true);
             }
         }
     }
     if (factors == FACTORS_WIDE && count % 2 != 0) {
-        column(w + k * COLUMN_BYTES, w_stride, x, k * x_step, sum, rows, panels, factors, false);
+        column(w + k * COLUMN_BYTES, w_stride, &x, k * x_step, sum, rows, panels, factors, false);
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
     for (uint32_t i = 0; i < rows; i++) {
 #pragma GCC unroll 8
         for (uint32_t p = 0; p < panels; p++) {
@@ -163,7 +207,7 @@ INLINE void tile(const struct kernels_gemm *gemm, uint32_t row, uint32_t panel, 
 /* The tiles of one way to multiply. */
 struct tiles {
     /* By the logarithm of panels, by rows - 1; NULL: never asked for. */
-    few_fn few[4][FEW_TILE_ROWS];
+    few_fn few[4][TALL_TILE_ROWS];
     tile_fn block[BLOCK_TILE_ROWS]; /* by rows - 1 */
 };
 
@@ -192,13 +236,10 @@ struct tiles {
     TILE(name_, factors_, 11, panels_)                                                             \
     TILE(name_, factors_, 12, panels_)
 #define NAMES_OF_12(name_, panels_)                                                                \
-    {                                                                                              \
-        name_##_1x##panels_, name_##_2x##panels_, name_##_3x##panels_, name_##_4x##panels_,        \
-            name_##_5x##panels_, name_##_6x##panels_, name_##_7x##panels_, name_##_8x##panels_,    \
-            name_##_9x##panels_, name_##_10x##panels_, name_##_11x##panels_, name_##_12x##panels_  \
-    }
-/* Defines the functions and `name_`, their table. */
-#define TILES(name_, factors_)                                                                     \
+    name_##_1x##panels_, name_##_2x##panels_, name_##_3x##panels_, name_##_4x##panels_,            \
+        name_##_5x##panels_, name_##_6x##panels_, name_##_7x##panels_, name_##_8x##panels_,        \
+        name_##_9x##panels_, name_##_10x##panels_, name_##_11x##panels_, name_##_12x##panels_
+#define TILES_OF_ALL(name_, factors_)                                                              \
     TILES_OF_12(name_, factors_, 1)                                                                \
     TILES_OF_12(name_, factors_, 2)                                                                \
     TILE(name_, factors_, 1, 4)                                                                    \
@@ -211,14 +252,33 @@ struct tiles {
     BLOCK_TILE(name_, factors_, 3)                                                                 \
     BLOCK_TILE(name_, factors_, 4)                                                                 \
     BLOCK_TILE(name_, factors_, 5)                                                                 \
-    BLOCK_TILE(name_, factors_, 6)                                                                 \
+    BLOCK_TILE(name_, factors_, 6)
+#define NAMES_OF_FOURS(name_)                                                                      \
+    {name_##_1x4, name_##_2x4, name_##_3x4, name_##_4x4}, {                                        \
+        name_##_1x8                                                                                \
+    }
+#define NAMES_OF_BLOCKS(name_)                                                                     \
+    {name_##_block_1, name_##_block_2, name_##_block_3,                                            \
+     name_##_block_4, name_##_block_5, name_##_block_6}
+/* Define the functions and `name_`, their table. */
+#define WIDE_TILES(name_)                                                                          \
+    TILES_OF_ALL(name_, FACTORS_WIDE)                                                              \
     static const struct tiles name_ = {                                                            \
-        .few = {NAMES_OF_12(name_, 1),                                                             \
-                NAMES_OF_12(name_, 2),                                                             \
-                {name_##_1x4, name_##_2x4, name_##_3x4, name_##_4x4},                              \
-                {name_##_1x8}},                                                                    \
-        .block = {name_##_block_1, name_##_block_2, name_##_block_3, name_##_block_4,              \
-                  name_##_block_5, name_##_block_6}};
+        .few = {{NAMES_OF_12(name_, 1)}, {NAMES_OF_12(name_, 2)}, NAMES_OF_FOURS(name_)},          \
+        .block = NAMES_OF_BLOCKS(name_)};
+#define TILES(name_, factors_)                                                                     \
+    TILES_OF_ALL(name_, factors_)                                                                  \
+    TILE(name_, factors_, 13, 1)                                                                   \
+    TILE(name_, factors_, 14, 1)                                                                   \
+    TILE(name_, factors_, 15, 1)                                                                   \
+    TILE(name_, factors_, 16, 1)                                                                   \
+    TILE(name_, factors_, 13, 2)                                                                   \
+    TILE(name_, factors_, 14, 2)                                                                   \
+    static const struct tiles name_ = {                                                            \
+        .few = {{NAMES_OF_12(name_, 1), name_##_13x1, name_##_14x1, name_##_15x1, name_##_16x1},   \
+                {NAMES_OF_12(name_, 2), name_##_13x2, name_##_14x2},                               \
+                NAMES_OF_FOURS(name_)},                                                            \
+        .block = NAMES_OF_BLOCKS(name_)};
 
 /* ---- few rows ---- */
 
@@ -243,7 +303,8 @@ INLINE void few_slices(const struct kernels_gemm *gemm, uint32_t row, uint32_t r
                        const enum factors factors) {
     uint32_t cols = row_columns(gemm, factors);
     const uint32_t step = step_columns(factors);
-    uint32_t parts = (rows + FEW_TILE_ROWS - 1) / FEW_TILE_ROWS;
+    const uint32_t most = few_tile_rows(factors);
+    uint32_t parts = (rows + most - 1) / most;
     /* Two tiles are done soon: what comes next had better be little. */
     uint32_t slice = parts == 2 && wants_few_streams() ? NARROW_STEPS * step : TILE_COLS;
     for (uint32_t first = 0; first < cols; first += slice) {
@@ -252,7 +313,7 @@ INLINE void few_slices(const struct kernels_gemm *gemm, uint32_t row, uint32_t r
         size_t next = first + count < cols ? steps * COLUMN_BYTES
                                            : (panel_bytes(gemm->weights) << panels_log) -
                                                  first / step * COLUMN_BYTES;
-        /* Rows are spread evenly: fourteen are seven and seven, not twelve and a slow pair. */
+        /* Rows are spread evenly: eighteen are nine and nine, not fourteen and a slow four. */
         for (uint32_t i = 0; i < parts; i++) {
             uint32_t at = share_first(rows, parts, i);
             uint32_t end = share_first(rows, parts, i + 1);
@@ -273,13 +334,16 @@ INLINE void few_run(const struct kernels_gemm *gemm, uint32_t row, uint32_t rows
     for (; rows <= (is_narrow ? 1 : 4) && panel + 4 <= panel_end; panel += 4) {
         few_stream(gemm, row, rows, panel, 2, !is_narrow, tiles, factors);
     }
-    for (; panel < panel_end; panel += 2) {
-        uint32_t panels_log = panel + 2 <= panel_end ? 1 : 0;
-        if (rows <= FEW_TILE_ROWS) {
+    const uint32_t most = few_tile_rows(factors);
+    bool is_tall = rows > most && rows <= TALL_TILE_ROWS && factors != FACTORS_WIDE;
+    while (panel < panel_end) {
+        uint32_t panels_log = is_tall || panel + 2 > panel_end ? 0 : 1;
+        if (rows <= most || is_tall) {
             few_stream(gemm, row, rows, panel, panels_log, true, tiles, factors);
         } else {
             few_slices(gemm, row, rows, panel, panels_log, tiles, factors);
         }
+        panel += 1u << panels_log;
     }
 }
 

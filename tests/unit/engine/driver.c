@@ -14,8 +14,13 @@
 
 #include <cmocka.h>
 
-const struct sampling driver_greedy = {
-    .temperature = 0, .top_p = 1, .top_k = -1, .repetition_penalty = 1, .ignore_eos = true};
+/* The log-probability is asked for: a wrong bit of any logit moves it. */
+const struct sampling driver_greedy = {.temperature = 0,
+                                       .top_p = 1,
+                                       .top_k = -1,
+                                       .repetition_penalty = 1,
+                                       .logprobs = 1,
+                                       .ignore_eos = true};
 
 const char *const driver_backends[DRIVER_BACKENDS] = {KERNELS_NAMES};
 

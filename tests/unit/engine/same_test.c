@@ -201,7 +201,7 @@ static struct sampling draw_sampling(struct prng *prng, uint32_t vocab) {
         sampling.stop_token_count = prng_below(prng, 4);
         sampling.bias_count = prng_below(prng, 5);
     }
-    sampling.logprobs = prng_below(prng, 3) == 0 ? 1 + prng_below(prng, 1 + LOGPROBS_TOP_MAX) : 0;
+    sampling.logprobs += prng_below(prng, 3) == 0 ? prng_below(prng, 1 + LOGPROBS_TOP_MAX) : 0;
     for (uint32_t i = 0; i < sampling.stop_token_count; i++) {
         sampling.stop_tokens[i] = prng_below(prng, vocab);
     }
