@@ -180,7 +180,7 @@ static uint32_t ceil_div(uint32_t count, uint32_t by) {
 
 /* Where a part begins when `parts` share `count` in whole units. What does not divide goes to the
  * first ones, so that threads that take turns end together. */
-static uint32_t share_first(uint32_t count, uint32_t unit, uint32_t parts, uint32_t part) {
+static uint32_t part_first(uint32_t count, uint32_t unit, uint32_t parts, uint32_t part) {
     uint32_t units = ceil_div(count, unit);
     uint32_t more = units % parts;
     uint32_t first = unit * (units / parts * part + (part < more ? part : more));
@@ -219,7 +219,7 @@ static uint32_t panel_parts(const struct forward *forward, uint32_t panels) {
 
 static uint32_t part_row(const struct loop *loop, uint32_t part) {
     uint32_t unit = rows_are_many(loop->forward) ? PART_ROWS_UNIT : 1;
-    return share_first(loop->forward->row_count, unit, loop->parts, part);
+    return part_first(loop->forward->row_count, unit, loop->parts, part);
 }
 
 static void rows_run(struct loop *loop, team_fn fn) {
@@ -241,8 +241,8 @@ static void gemm_part(void *context, uint32_t part, uint32_t worker) {
     /* Kernels take four panels at a time, so fours are not torn where every thread gets as many,
      * else pairs. */
     uint32_t unit = panels % (4 * team_threads(loop->forward->config.team)) == 0 ? 4 : 2;
-    loop->forward->kernels->gemm(&loop->gemm, share_first(panels, unit, loop->parts, part),
-                                 share_first(panels, unit, loop->parts, part + 1));
+    loop->forward->kernels->gemm(&loop->gemm, part_first(panels, unit, loop->parts, part),
+                                 part_first(panels, unit, loop->parts, part + 1));
 }
 
 /* x[count] becomes columns [first, first + count) of row n of what a product with these weights
@@ -470,8 +470,8 @@ static void activation_part(void *context, uint32_t part, uint32_t worker) {
     } else {
         uint32_t panels = gate_panels(forward);
         uint32_t unit = KERNELS_GROUP / KERNELS_PANEL;
-        uint32_t panel = share_first(panels, unit, loop->parts, part);
-        uint32_t panel_end = share_first(panels, unit, loop->parts, part + 1);
+        uint32_t panel = part_first(panels, unit, loop->parts, part);
+        uint32_t panel_end = part_first(panels, unit, loop->parts, part + 1);
         forward->kernels->gemm(&gemm, panel, panel_end);
         forward->kernels->gemm(&gemm, panels + panel, panels + panel_end);
         first = panel * KERNELS_PANEL;
