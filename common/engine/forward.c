@@ -45,7 +45,7 @@ struct forward {
     struct tile *tiles;         /* [tokens_max] */
     uint32_t tile_count;
     uint32_t tile_tokens;
-    bool are_apart; /* rows of one token each, of which none is long beside the others */
+    bool are_apart;   /* rows of one token each, of which none is long beside the others */
     float *x;         /* [tokens_max, hidden_stride]: the residual stream */
     float *normed;    /* [tokens_max, hidden_stride] */
     float *qkv;       /* [tokens_max, qkv_stride] */
@@ -54,7 +54,7 @@ struct forward {
     float *gate_up;   /* [tokens_max, ffn_stride] */
     float *cosine;    /* [tokens_max, head_dim / 2] */
     float *sine;
-    float *logits; /* [rows_max, vocab_stride] */
+    float *logits;                /* [rows_max, vocab_stride] */
     struct prepared prepared;     /* for products of hidden, or of q's width: one at a time */
     struct prepared prepared_ffn; /* what the same loop makes of those */
     size_t qkv_stride;
@@ -590,8 +590,8 @@ static void places_make(struct forward *forward, const struct forward_input *inp
     }
     /* A long row's heads are better shared: nobody has anything else to do meanwhile. */
     uint32_t threads = team_threads(forward->config.team);
-    forward->are_apart = count == input->row_count &&
-                         (threads == 1 || (uint64_t)longest * 2 * threads <= length);
+    forward->are_apart =
+        count == input->row_count && (threads == 1 || (uint64_t)longest * 2 * threads <= length);
     forward->token_count = count;
     forward->row_count = count;
     forward->sampled_count = sampled;

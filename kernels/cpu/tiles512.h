@@ -87,8 +87,7 @@ INLINE struct values values_of(const struct kernels_gemm *gemm, size_t row, uint
         values.row[i] = row_values(gemm, row + i, first, factors);
         __asm__("" : "+r"(values.row[i]));
     }
-    size_t stride =
-        (size_t)(row_values(gemm, 1, 0, factors) - row_values(gemm, 0, 0, factors));
+    size_t stride = (size_t)(row_values(gemm, 1, 0, factors) - row_values(gemm, 0, 0, factors));
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < TALL_TILE_ROWS / 2 && pointers < rows; i++) {
         values.odd[i] = stride * (2 * i + 1);
@@ -258,8 +257,10 @@ struct tiles {
         name_##_1x8                                                                                \
     }
 #define NAMES_OF_BLOCKS(name_)                                                                     \
-    {name_##_block_1, name_##_block_2, name_##_block_3,                                            \
-     name_##_block_4, name_##_block_5, name_##_block_6}
+    {                                                                                              \
+        name_##_block_1, name_##_block_2, name_##_block_3, name_##_block_4, name_##_block_5,       \
+            name_##_block_6                                                                        \
+    }
 /* Define the functions and `name_`, their table. */
 #define WIDE_TILES(name_)                                                                          \
     TILES_OF_ALL(name_, FACTORS_WIDE)                                                              \
