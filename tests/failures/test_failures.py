@@ -466,6 +466,7 @@ class Pressure(Clusters):
         far = made.start_program("prefill", "far", arguments=["--advertise", "127.0.0.3"])
         wire = Wire("127.0.0.3", far.ports["grpc"])
         self.addCleanup(wire.close)
+        made.wait_ready([far])
         warm(made)
         until("the far one is used", lambda: Metrics(far).sum("baton_entries_created_total") > 0 or
               warm(made, 2), 10)

@@ -70,7 +70,9 @@ class Golden(Case):
 
     def test_weights_of_two_kinds_never_meet(self):
         made = self.cluster(prefill=0, arguments={"router": ["--disaggregate-above", "0"]})
-        made.start_program("prefill", arguments=["--weights", "int8"])
+        other = [made.start_program("prefill", arguments=["--weights", "int8"])]
+        made.wait_ready(other)
+        made.wait_met(other)
         with client(made) as each:
             until("an answer", lambda: answers(each, make_request("a", max_tokens=1)), 15)
             for golden in GOLDEN[:2]:
