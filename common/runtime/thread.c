@@ -13,7 +13,7 @@
 
 #define WATCHDOG_TICK_MS  100
 #define WATCHDOG_LIMIT_MS 5000
-#define STARVED_LIMITS    9 /* more of its own limits that a starved thread gets */
+#define FORGIVEN_LIMITS   9 /* of its own limits: so long a thread may be kept from running */
 
 static pthread_mutex_t beats_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of this block */
 static struct beat *beats_first;
@@ -254,10 +254,39 @@ enum status thread_join(struct thread *thread, struct instant deadline) {
     return STATUS_OK;
 }
 
-static void watchdog_exit(const char *name, struct span silent, struct span limit) {
-    LOG_ERROR("thread does not beat, ending the process", LOG_TEXT("thread", name),
-              LOG_SPAN("silent", silent), LOG_SPAN("limit", limit));
-    leave("a thread does not beat", name);
+static void watchdog_exit(const struct silence *silence) {
+    const char state[] = {silence->state != 0 ? silence->state : '?', '\0'};
+    LOG_ERROR("thread does not beat, ending the process", LOG_TEXT("thread", silence->name),
+              LOG_SPAN("silent", silence->silent), LOG_SPAN("limit", silence->limit),
+              LOG_SPAN("ran", silence->ran), LOG_TEXT("state", state));
+    leave("a thread does not beat", silence->name);
+}
+
+/* The thread's state as the kernel calls it; 0 if it does not say. */
+static char thread_state(pid_t tid) {
+    char path[64];
+    char text[256];
+    (void)snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)tid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return 0;
+    }
+    ssize_t len = read(fd, text, sizeof text - 1);
+    (void)close(fd); /* nothing was written */
+    text[len > 0 ? len : 0] = '\0';
+    const char *name_end = strrchr(text, ')'); /* a name may hold anything */
+    return name_end != NULL && name_end[1] == ' ' ? name_end[2] : 0;
+}
+
+static struct span beat_ran(const struct beat *beat) {
+    return (struct span){beat_cpu_ns(beat) - beat->cpu_seen_ns};
+}
+
+static struct silence silence_of(const struct beat *beat, struct span silent, struct span limit) {
+    struct silence silence = {
+        .silent = silent, .limit = limit, .ran = beat_ran(beat), .state = thread_state(beat->tid)};
+    text_copy(silence.name, sizeof silence.name, beat->name);
+    return silence;
 }
 
 void watchdog_watch(void) {
@@ -281,35 +310,31 @@ void watchdog_watch(void) {
         seen_ns = at_ns;
         alive_at = now;
     } else if (instant_since(now, alive_at).ns > span_ms(WATCHDOG_LIMIT_MS).ns) {
-        watchdog_exit("watchdog", instant_since(now, alive_at), span_ms(WATCHDOG_LIMIT_MS));
+        struct silence silence = silence_of(&watchdog.thread.beat, instant_since(now, alive_at),
+                                            span_ms(WATCHDOG_LIMIT_MS));
+        watchdog_exit(&silence);
     }
 }
 
-/* Whether the kernel calls this thread runnable: running, or waiting for a processor. */
-static bool thread_is_runnable(pid_t tid) {
-    char path[64];
-    char text[256];
-    (void)snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)tid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
+/* Whether the thread is kept from running just now: by too little processor for all, or by a kernel
+ * that finds memory, while which others of the process wait too. It can be late for seconds without
+ * having hung, and ending the process would make things worse. One that spins has run itself. The
+ * first half of the limit passes for all, so that few are looked at. */
+static bool beat_is_kept(const struct beat *beat) {
+    if (beat->is_reported || beat->silent.ns < beat->limit.ns / 2 ||
+        beat->forgiven.ns >= beat->limit.ns * FORGIVEN_LIMITS) {
         return false;
     }
-    ssize_t len = read(fd, text, sizeof text - 1);
-    (void)close(fd); /* nothing was written */
-    text[len > 0 ? len : 0] = '\0';
-    const char *name_end = strrchr(text, ')'); /* a name may hold anything */
-    return name_end != NULL && strncmp(name_end, ") R", 3) == 0;
+    struct span ran = beat_ran(beat);
+    if (ran.ns >= beat->limit.ns || ran.ns >= (beat->silent.ns + beat->forgiven.ns) / 2) {
+        return false;
+    }
+    char state = thread_state(beat->tid);
+    return state == 'R' || state == 'D';
 }
 
-/* On a machine with too little processor for all, a thread can be late for seconds without having
- * hung: ending the process then would make things worse. One that spins uses its limit up. */
-static bool beat_is_starved(const struct beat *beat) {
-    return beat->forgiven.ns < beat->limit.ns * STARVED_LIMITS &&
-           beat_cpu_ns(beat) - beat->cpu_seen_ns < beat->limit.ns && thread_is_runnable(beat->tid);
-}
-
-/* Counts `advance` for all beats; copies the first one newly past its limit. */
-static bool watchdog_judge(struct span advance, struct beat *found) {
+/* Counts `advance` for all beats; describes the first one newly past its limit. */
+static bool watchdog_judge(struct span advance, struct silence *found) {
     bool is_found = false;
     beats_acquire();
     for (struct beat *beat = beats_first; beat != NULL; beat = beat->next) {
@@ -322,17 +347,15 @@ static bool watchdog_judge(struct span advance, struct beat *found) {
             beat->is_reported = false;
             continue;
         }
-        beat->silent.ns += advance.ns;
-        if (beat->silent.ns > beat->limit.ns && !beat->is_reported && beat_is_starved(beat)) {
-            beat->forgiven.ns += beat->silent.ns - beat->limit.ns;
-            beat->silent.ns = beat->limit.ns;
+        if (beat_is_kept(beat)) {
+            beat->forgiven.ns += advance.ns;
+        } else {
+            beat->silent.ns += advance.ns;
         }
         if (beat->silent.ns > beat->limit.ns && !beat->is_reported && !is_found) {
             beat->is_reported = true;
             is_found = true;
-            text_copy(found->name, sizeof found->name, beat->name);
-            found->silent = beat->silent;
-            found->limit = beat->limit;
+            *found = silence_of(beat, beat->silent, beat->limit);
         }
     }
     beats_release();
@@ -356,9 +379,9 @@ static void watchdog_main(struct thread *self, void *arg) {
         thread_beat(&self->beat);
         struct instant now = clock_observe(observer);
         atomic_store_explicit(&watchdog.pauses, observer->pauses, memory_order_relaxed);
-        struct beat found = {.is_registered = false};
+        struct silence found;
         if (watchdog_judge(instant_since(now, before), &found)) {
-            watchdog.hook(found.name, found.silent, found.limit);
+            watchdog.hook(&found);
         }
         before = now;
     }

@@ -4,9 +4,10 @@
  * is longer. The watchdog looks at all beats each 100 ms; one that has not changed for its limit of
  * observed time (a tick counts at most 200 ms, so a stopped and resumed process is not blamed) is
  * logged with name and age, and the process exits with 70: a half-dead worker is worse than a dead
- * one. A thread that could run, but was given less processor time than its limit, is late and not
- * hung: it gets ten times the limit. While the watchdog runs, so does a thread that ends though
- * nobody told it to, at once. Foreign threads (main, a library's) register a beat of their own. */
+ * one. A thread that waits for a processor, or in the kernel for memory or a disk, is late and not
+ * hung: such time counts only beyond ten limits. While the watchdog runs, so does a thread that
+ * ends though nobody told it to, at once. Foreign threads (main, a library's) register a beat of
+ * their own. */
 #ifndef RUNTIME_THREAD_H
 #define RUNTIME_THREAD_H
 
@@ -33,7 +34,7 @@ struct beat {
     int64_t seen_ns;      /* this and all below: guarded by the list's lock */
     int64_t cpu_seen_ns;  /* its processor time when at_ns last changed */
     struct span silent;   /* observed time since at_ns last changed, without what was forgiven */
-    struct span forgiven; /* how much of it the thread was kept from running */
+    struct span forgiven; /* observed time in which the thread was kept from running */
     struct beat *prev;
     struct beat *next;
     bool is_registered;
@@ -84,8 +85,16 @@ void thread_beat(struct beat *beat);
 void beat_register(struct beat *beat, const char *name, struct span limit);
 void beat_unregister(struct beat *beat);
 
+/* A thread that the watchdog found silent. */
+struct silence {
+    char name[THREAD_NAME_CAP];
+    struct span silent; /* observed time, without what was forgiven */
+    struct span limit;
+    struct span ran; /* processor time since its last beat */
+    char state; /* as the kernel calls it: S sleeps, R runs, D waits in the kernel; 0: unknown */
+};
 /* What the watchdog calls on the first silent thread, from its own thread, holding no lock. */
-typedef void (*watchdog_hook)(const char *name, struct span silent, struct span limit);
+typedef void (*watchdog_hook)(const struct silence *silence);
 /* Starts the one watchdog of the process. hook: NULL logs an ERROR line and calls _exit(70); a
  * test's hook may return, and is called again only after the thread beat again. */
 MUST_USE enum status watchdog_start(watchdog_hook hook);

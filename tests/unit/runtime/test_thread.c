@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -132,9 +133,12 @@ static void test_snapshot_and_json_list_live_threads_only(void **state) {
 static _Atomic uint32_t hook_calls;
 static char hook_name[THREAD_NAME_CAP];
 
-static void note_hook(const char *name, struct span silent, struct span limit) {
-    assert_true(silent.ns > limit.ns);
-    text_copy(hook_name, sizeof hook_name, name);
+static char hook_state;
+
+static void note_hook(const struct silence *silence) {
+    assert_true(silence->silent.ns > silence->limit.ns);
+    text_copy(hook_name, sizeof hook_name, silence->name);
+    hook_state = silence->state;
     (void)atomic_fetch_add(&hook_calls, 1);
 }
 
@@ -161,6 +165,7 @@ static void test_watchdog_reports_only_the_silent_thread_and_once_per_silence(vo
     atomic_store(&is_stuck, true);
     wait_for_calls(1);
     assert_string_equal(hook_name, "bad");
+    assert_int_equal(hook_state, 'S');
     assert_false(threads_are_alive());
     (void)poll(NULL, 0, 350); /* some more ticks, which must stay quiet */
     assert_int_equal(atomic_load(&hook_calls), 1);
@@ -261,6 +266,43 @@ static void test_watchdog_forgives_a_thread_that_is_kept_from_running(void **sta
     watchdog_stop();
 }
 
+/* Stands in the kernel, as one does for memory, until its child is gone. */
+static void stand_in_the_kernel(struct thread *self, void *arg) {
+    atomic_bool *is_back = arg;
+    long pid = syscall(SYS_clone, CLONE_VFORK | SIGCHLD, NULL, NULL, NULL, NULL);
+    if (pid == 0) {
+        (void)poll(NULL, 0, 1200);
+        _exit(0);
+    }
+    assert_true(pid > 0);
+    thread_beat(&self->beat);
+    assert_int_equal(waitpid((pid_t)pid, NULL, 0), pid);
+    atomic_store(is_back, true);
+    while (!thread_stop_asked(self)) {
+        thread_beat(&self->beat);
+        (void)poll(NULL, 0, 10);
+    }
+}
+
+static void test_watchdog_forgives_a_thread_that_waits_for_the_kernel(void **state) {
+    (void)state;
+    atomic_store(&hook_calls, 0);
+    atomic_bool is_back = false;
+    struct thread thread;
+    struct thread_config config = {"stands", stand_in_the_kernel, &is_back, span_ms(300)};
+    assert_int_equal(watchdog_start(note_hook), STATUS_OK);
+    assert_int_equal(thread_start(&thread, &config), STATUS_OK);
+    struct instant deadline = soon();
+    while (!atomic_load(&is_back)) {
+        assert_false(instant_reached(clock_now(), deadline));
+        (void)poll(NULL, 0, 5);
+    }
+    assert_int_equal(atomic_load(&hook_calls), 0);
+    thread_ask_stop(&thread);
+    assert_int_equal(thread_join(&thread, soon()), STATUS_OK);
+    watchdog_stop();
+}
+
 static void spin_without_a_beat(struct thread *self, void *arg) {
     (void)arg;
     while (!thread_stop_asked(self)) {
@@ -276,6 +318,7 @@ static void test_watchdog_reports_a_thread_that_spins(void **state) {
     assert_int_equal(thread_start(&spinner, &config), STATUS_OK);
     wait_for_calls(1);
     assert_string_equal(hook_name, "spinner");
+    assert_int_equal(hook_state, 'R');
     thread_ask_stop(&spinner);
     assert_int_equal(thread_join(&spinner, soon()), STATUS_OK);
     watchdog_stop();
@@ -514,6 +557,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_snapshot_and_json_list_live_threads_only),
         cmocka_unit_test(test_watchdog_reports_only_the_silent_thread_and_once_per_silence),
         cmocka_unit_test(test_watchdog_forgives_a_thread_that_is_kept_from_running),
+        cmocka_unit_test(test_watchdog_forgives_a_thread_that_waits_for_the_kernel),
         cmocka_unit_test(test_watchdog_reports_a_thread_that_spins),
         cmocka_unit_test(test_watchdog_starts_again_after_a_stop),
         cmocka_unit_test(test_watchdog_ends_the_process_and_says_who_hung),
