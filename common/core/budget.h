@@ -1,9 +1,9 @@
 /* Step budget: how many tokens one engine step may compute so that it lasts about the planned time.
  *
- * An abort waits for at most the step that is running, so steps are kept short (100 ms) whatever
- * the model and machine. The budget is learnt from measured steps only: cut in proportion when a
- * step was too long, grown when a full step took less than three quarters of the plan. It never
- * changes any token, only how work is cut. */
+ * An abort waits for at most the step that is running, if that computes for others too, so steps
+ * are kept short (100 ms) whatever the model and machine. The budget is learnt from measured steps
+ * only: cut in proportion when a step was too long, grown when a full step took less than three
+ * quarters of the plan. It never changes any token, only how work is cut. */
 #ifndef CORE_BUDGET_H
 #define CORE_BUDGET_H
 

@@ -839,6 +839,24 @@ static void decode_plan_list(struct decode_core *core, struct list *list, uint32
     }
 }
 
+/* Once nobody is left who wants what is being computed, their pages need not wait for all of it. */
+static void decode_abandon(struct decode_core *core, struct effects *out) {
+    if (!core->is_stepping || core->is_abandoned || effects_room(out) < 1) {
+        return;
+    }
+    for (uint32_t i = 0; i < core->plan.row_count; i++) {
+        const struct decode_entry *entry =
+            decode_by_slot(core, (struct slot_id){core->rows[i].entry});
+        CHECK(entry != NULL);
+        if (entry->state != DECODE_LEAVING) {
+            return;
+        }
+    }
+    core->is_abandoned = true;
+    core->steps_abandoned++;
+    effects_add(out, EFFECT_STEP_ABANDON)->u.abandon.number = core->plan.number;
+}
+
 static void decode_plan(struct decode_core *core, struct effects *out) {
     if (core->is_stepping || effects_room(out) < 1) {
         return;
@@ -869,6 +887,7 @@ static void decode_plan(struct decode_core *core, struct effects *out) {
         return;
     }
     core->is_stepping = true;
+    core->is_abandoned = false;
     core->steps++;
     effects_add(out, EFFECT_STEP)->u.plan = &core->plan;
 }
@@ -1028,6 +1047,7 @@ static void decode_step_done(struct decode_core *core, const struct event *event
             continue;
         }
         CHECK_OP(entry->state, ==, DECODE_RUNNING);
+        CHECK(event->u.step_done.status != STATUS_CANCELLED);
         if (!is_ok) {
             decode_decide(core, entry, OUTCOME_FAILED, CAUSE_STEP_FAILED, FINISH_ERROR, out);
             continue;
@@ -1217,6 +1237,7 @@ void decode_core_step(struct decode_core *core, const struct event *event, struc
     case EVENT_LINK_CLOSED: core->node.stats.stale_events++; break; /* not this role's */
     }
     decode_sweep_sessions(core, out);
+    decode_abandon(core, out);
     decode_plan(core, out);
     publisher_step(&core->publisher, &core->node, &core->pages, event->kind == EVENT_TICK, out);
     node_exit_when_idle(&core->node, out);

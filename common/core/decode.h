@@ -124,11 +124,13 @@ struct decode_core {
     /* the outstanding step */
     struct step_plan plan;
     bool is_stepping;
+    bool is_abandoned; /* the step that runs, or ran last */
     struct plan_row *rows;
     uint32_t *row_tokens;
     uint32_t *row_pages;
     uint32_t row_pages_cap;
     uint64_t steps;
+    uint64_t steps_abandoned;
     uint64_t tokens_generated;
     uint64_t tokens_prefilled;  /* prompt tokens computed here (local or the last one) */
     uint64_t tokens_recomputed; /* tokens computed again after a retraction */

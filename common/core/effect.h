@@ -25,7 +25,9 @@ enum effect_kind {
     EFFECT_ANSWER,   /* the one terminal of the client's call; ended by EVENT_ANSWERED */
 
     /* workers */
-    EFFECT_STEP, /* ended by EVENT_STEP_DONE; one outstanding */
+    EFFECT_STEP,         /* ended by EVENT_STEP_DONE; one outstanding */
+    EFFECT_STEP_ABANDON, /* nobody wants its results any more: it may end sooner, then with
+                          * STATUS_CANCELLED; at most once for each step */
 
     /* decode worker */
     EFFECT_LINK_ARM,
@@ -112,6 +114,9 @@ struct effect {
             struct span total;
         } answer;
         const struct step_plan *plan; /* EFFECT_STEP */
+        struct {
+            uint64_t number; /* of the plan */
+        } abandon;
         struct {
             struct slot_id slot;
             uint64_t key;

@@ -143,6 +143,7 @@ const char *effect_name(enum effect_kind kind) {
     case EFFECT_CHOICE: return "choice";
     case EFFECT_ANSWER: return "answer";
     case EFFECT_STEP: return "step";
+    case EFFECT_STEP_ABANDON: return "step_abandon";
     case EFFECT_LINK_ARM: return "link_arm";
     case EFFECT_LINK_DISARM: return "link_disarm";
     case EFFECT_LINK_CONNECT: return "link_connect";

@@ -629,7 +629,10 @@ static void prefill_step_done(struct prefill_core *core, const struct event *eve
         entry->is_in_step = false;
         if (entry->state == PREFILL_LEAVING) {
             prefill_settle(core, entry);
-        } else if (!is_ok) {
+            continue;
+        }
+        CHECK(event->u.step_done.status != STATUS_CANCELLED);
+        if (!is_ok) {
             prefill_decide(core, entry, OUTCOME_FAILED, CAUSE_STEP_FAILED, out);
         } else {
             prefill_step_row(core, entry, &core->rows[i], event->u.step_done.ended, out);
@@ -760,6 +763,23 @@ static bool prefill_is_held(struct prefill_core *core) {
     return is_held;
 }
 
+/* Once nobody is left who wants what is being computed, their pages need not wait for all of it. */
+static void prefill_abandon(struct prefill_core *core, struct effects *out) {
+    if (!core->is_stepping || core->is_abandoned || effects_room(out) < 1) {
+        return;
+    }
+    for (uint32_t i = 0; i < core->plan.row_count; i++) {
+        const struct prefill_entry *entry = prefill_by_id(core, core->rows[i].entry);
+        CHECK(entry != NULL);
+        if (entry->state != PREFILL_LEAVING) {
+            return;
+        }
+    }
+    core->is_abandoned = true;
+    core->steps_abandoned++;
+    effects_add(out, EFFECT_STEP_ABANDON)->u.abandon.number = core->plan.number;
+}
+
 static void prefill_plan(struct prefill_core *core, struct effects *out) {
     if (core->is_stepping || prefill_is_held(core) || effects_room(out) < 128) {
         return;
@@ -790,6 +810,7 @@ static void prefill_plan(struct prefill_core *core, struct effects *out) {
         return;
     }
     core->is_stepping = true;
+    core->is_abandoned = false;
     core->steps++;
     effects_add(out, EFFECT_STEP)->u.plan = &core->plan;
 }
@@ -956,6 +977,7 @@ void prefill_core_step(struct prefill_core *core, const struct event *event, str
         prefill_send_opens(core, out);
     }
     prefill_sweep_sessions(core, out);
+    prefill_abandon(core, out);
     prefill_plan(core, out);
     publisher_step(&core->publisher, &core->node, &core->pages, event->kind == EVENT_TICK, out);
     node_exit_when_idle(&core->node, out);

@@ -106,11 +106,13 @@ struct prefill_core {
     uint64_t backlog_tokens;
     struct step_plan plan;
     bool is_stepping;
+    bool is_abandoned; /* the step that runs, or ran last */
     struct plan_row *rows;
     uint32_t *row_tokens;
     uint32_t *row_pages;
     uint32_t row_pages_cap;
     uint64_t steps;
+    uint64_t steps_abandoned;
     uint64_t tokens_computed;
     uint64_t tokens_cached;
     uint64_t bytes_sent;

@@ -58,8 +58,9 @@ struct engine {
     uint64_t scratch_bytes;
     pthread_mutex_t turn_lock; /* guards the three below */
     pthread_cond_t turn;
-    _Atomic bool is_submitted; /* waits for the step thread, which also looks without the lock */
-    bool is_outstanding;       /* until its on_step is entered */
+    _Atomic bool is_submitted;  /* waits for the step thread, which also looks without the lock */
+    _Atomic uint64_t abandoned; /* number of a step */
+    bool is_outstanding;        /* until its on_step is entered */
     bool is_stopping;
 };
 
@@ -145,6 +146,10 @@ void engine_pages_written(struct engine *engine, const uint32_t *pages, uint32_t
     }
 }
 
+void engine_abandon(struct engine *engine, uint64_t number) {
+    atomic_store_explicit(&engine->abandoned, number, memory_order_relaxed);
+}
+
 /* Which of the plan's pages the accelerator has to read anew. */
 static void stale_collect(struct engine *engine, const struct step_plan *plan) {
     engine->stale_count = 0;
@@ -187,12 +192,13 @@ void engine_submit(struct engine *engine, const struct step_plan *plan) {
 
 /* ---- the step thread's side ---- */
 
-static void layer_done(void *context, uint32_t layer) {
+static bool layer_done(void *context, uint32_t layer) {
     struct engine *engine = context;
     thread_beat(&engine->thread.beat);
     if (engine->plan.wants_layers && engine->config.on_layer != NULL) {
         engine->config.on_layer(engine->config.context, engine->plan.number, layer);
     }
+    return atomic_load_explicit(&engine->abandoned, memory_order_relaxed) != engine->plan.number;
 }
 
 static void sample_part(void *context, uint32_t part, uint32_t worker) {
@@ -254,10 +260,14 @@ static void step_run(struct engine *engine) {
                                   .pages = plan->pages,
                                   .stale = engine->stale,
                                   .stale_count = engine->stale_count};
-    forward_run(engine->forward, &input, layer_done, engine);
+    bool is_whole = forward_run(engine->forward, &input, layer_done, engine);
     thread_beat(&engine->thread.beat);
     if (forward_failure(engine->forward) != NULL) {
         engine->plan_status = STATUS_IO;
+        return;
+    }
+    if (!is_whole) {
+        engine->plan_status = STATUS_CANCELLED;
         return;
     }
     team_run(engine->team, engine->sampled_count, sample_part, engine);

@@ -72,6 +72,11 @@ void engine_destroy(struct engine *engine);
  * STATUS_RANGE; one that lacks sampling or history it needs, with STATUS_INVALID. */
 void engine_submit(struct engine *engine, const struct step_plan *plan);
 
+/* The step with this number may end after the layer that it is at, with STATUS_CANCELLED, no tokens
+ * and KV rows that are not whole; it may also be over, or end as if nothing had been said. The
+ * thread of engine_submit. */
+void engine_abandon(struct engine *engine, uint64_t number);
+
 /* The pool: page_count * layout->page_bytes bytes, 4096-aligned; page p, component c, row r is at
  * layout_row_offset(layout, p, c, r). Zero at start. */
 unsigned char *engine_kv_base(struct engine *engine);

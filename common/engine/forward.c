@@ -498,8 +498,9 @@ static void rows_narrow(struct forward *forward) {
     forward->row_count = forward->sampled_count;
 }
 
-/* From q, k and v to what the output's product reads. following: NULL after the last layer. */
-static void attention_run(struct loop *loop, const struct model_layer *following,
+/* From q, k and v to what the output's product reads. following: NULL after the last layer. False:
+ * what comes behind is not wanted. */
+static bool attention_run(struct loop *loop, const struct model_layer *following,
                           forward_on_layer on_layer, void *context) {
     struct forward *forward = loop->forward;
     struct team *team = forward->config.team;
@@ -508,11 +509,12 @@ static void attention_run(struct loop *loop, const struct model_layer *following
     if (forward->are_apart && forward->sampled_count == forward->token_count) {
         loop->parts = rows_are_many(forward) ? row_parts(forward) : forward->row_count;
         team_run(team, loop->parts, token_part, loop);
-        on_layer(context, loop->layer_index);
-        return;
+        return forward_tell(on_layer, context, loop->layer_index);
     }
     rows_run(loop, store_part);
-    on_layer(context, loop->layer_index);
+    if (!forward_tell(on_layer, context, loop->layer_index)) {
+        return false;
+    }
     if (following == NULL) {
         rows_narrow(forward);
     }
@@ -521,6 +523,7 @@ static void attention_run(struct loop *loop, const struct model_layer *following
     if (loop->next->dtype == KERNELS_I8 || forward->prepared.halves != NULL) {
         rows_run(loop, mixed_part);
     }
+    return true;
 }
 
 /* From the normed rows to the activation. */
@@ -536,16 +539,19 @@ static void activation_run(struct loop *loop) {
     team_run(forward->config.team, loop->parts, activation_part, loop);
 }
 
-static void layer_run(struct loop *loop, const struct model_layer *following,
+/* False: the rest is not wanted. */
+static bool layer_run(struct loop *loop, const struct model_layer *following,
                       forward_on_layer on_layer, void *context) {
     struct forward *forward = loop->forward;
     const struct model_layer *layer = loop->layer;
     gemm_set(loop, &layer->qkv, forward->normed, forward->hidden_stride, &forward->prepared,
              forward->qkv, forward->qkv_stride);
     gemm_run(loop);
-    attention_run(loop, following, on_layer, context);
+    if (!attention_run(loop, following, on_layer, context)) {
+        return false;
+    }
     if (forward->row_count == 0) {
-        return;
+        return true;
     }
     gemm_set(loop, &layer->output, forward->mixed, forward->q_stride, &forward->prepared,
              forward->projected, forward->hidden_stride);
@@ -561,6 +567,7 @@ static void layer_run(struct loop *loop, const struct model_layer *following,
     loop->norm = following == NULL ? model->final_norm : following->attention_norm;
     loop->next = following == NULL ? &model->head : &following->qkv;
     rows_run(loop, add_norm_part);
+    return true;
 }
 
 static void places_make(struct forward *forward, const struct forward_input *input) {
@@ -597,17 +604,16 @@ static void places_make(struct forward *forward, const struct forward_input *inp
     forward->sampled_count = sampled;
 }
 
-void forward_run(struct forward *forward, const struct forward_input *input,
+bool forward_run(struct forward *forward, const struct forward_input *input,
                  forward_on_layer on_layer, void *context) {
     const struct model *model = forward->config.model;
     const struct model_config *shape = &model->config;
     if (forward->device != NULL) {
-        forward_device_run(forward->device, input, on_layer, context);
-        return;
+        return forward_device_run(forward->device, input, on_layer, context);
     }
     places_make(forward, input);
     if (forward->token_count == 0) {
-        return;
+        return true;
     }
     team_set_alone(forward->config.team,
                    (uint64_t)forward->token_count * model->info.parameter_count <
@@ -619,11 +625,14 @@ void forward_run(struct forward *forward, const struct forward_input *input,
         bool is_last = i + 1 == shape->layers;
         loop.layer = &model->layers[i];
         loop.layer_index = i;
-        layer_run(&loop, is_last ? NULL : &model->layers[i + 1], on_layer, context);
+        if (!layer_run(&loop, is_last ? NULL : &model->layers[i + 1], on_layer, context)) {
+            return false;
+        }
     }
     gemm_set(&loop, &model->head, forward->normed, forward->hidden_stride, &forward->prepared,
              forward->logits, forward->vocab_stride);
     gemm_run(&loop);
+    return true;
 }
 
 float *forward_logits(struct forward *forward, uint32_t n) {

@@ -44,15 +44,20 @@ struct forward_input {
     uint32_t stale_count;
 };
 
-/* `layer` is complete in the pool for all rows; called on the step thread. */
-typedef void (*forward_on_layer)(void *context, uint32_t layer);
+/* `layer` is complete in the pool for all rows; called on the step thread. False: the rest need not
+ * be computed. */
+typedef bool (*forward_on_layer)(void *context, uint32_t layer);
+static inline bool forward_tell(forward_on_layer on_layer, void *context, uint32_t layer) {
+    return on_layer == NULL || on_layer(context, layer);
+}
 
 /* A model on an accelerator runs there: forward_device.h. NULL if that has no room, or cannot. */
 struct forward *forward_create(const struct forward_config *config);
 /* Accepts NULL. */
 void forward_destroy(struct forward *forward);
-/* Runs all layers, then the head for the last token of each sampled row. on_layer: not NULL. */
-void forward_run(struct forward *forward, const struct forward_input *input,
+/* Runs all layers, then the head for the last token of each sampled row. on_layer: may be NULL.
+ * False: that ended it before its end, and nothing of it counts. */
+bool forward_run(struct forward *forward, const struct forward_input *input,
                  forward_on_layer on_layer, void *context);
 /* Logits of the n-th sampled row of the last run, [vocab_count]; may be changed in place. */
 float *forward_logits(struct forward *forward, uint32_t n);

@@ -491,36 +491,40 @@ static void rows_part(void *context, uint32_t part, uint32_t worker) {
     }
 }
 
-/* The layer's rows are in the host's pool: says so. False: the device is lost. */
-static bool layer_report(struct forward_device *forward, uint32_t index, forward_on_layer on_layer,
-                         void *context) {
-    const struct forward_config *config = &forward->config;
+/* Until the layer's rows are in the host's pool. False: the device is lost. */
+static bool layer_wait(struct forward_device *forward, uint32_t index) {
     if (accelerator_wait(forward->accelerator, MARK_COPIED + index % 2, span_ms(WAIT_MS)) !=
         STATUS_OK) {
         lost(forward, "a layer's rows");
         return false;
     }
+    return true;
+}
+
+/* Says that they are. False: the rest need not be computed. */
+static bool layer_report(struct forward_device *forward, uint32_t index, forward_on_layer on_layer,
+                         void *context) {
+    const struct forward_config *config = &forward->config;
     if (config->on_row != NULL) {
         struct rows_loop loop = {.forward = forward,
                                  .component = config->layout->layer_first[index]};
         team_run(config->team, (forward->step.count + ROWS_A_PART - 1) / ROWS_A_PART, rows_part,
                  &loop);
     }
-    on_layer(context, index);
-    return true;
+    return forward_tell(on_layer, context, index);
 }
 
-void forward_device_run(struct forward_device *forward, const struct forward_input *input,
+bool forward_device_run(struct forward_device *forward, const struct forward_input *input,
                         forward_on_layer on_layer, void *context) {
     const struct model *model = forward->config.model;
     forward->sampled_count = 0;
     if (forward->failure != NULL) {
-        return;
+        return true;
     }
     forward->table->attach(forward->device);
     inputs_upload(forward, input);
     if (forward->step.count == 0) {
-        return;
+        return true;
     }
     team_set_alone(forward->config.team, false);
     pages_upload(forward, input);
@@ -528,15 +532,23 @@ void forward_device_run(struct forward_device *forward, const struct forward_inp
     forward->table->embed(forward->device, &embedding, &forward->step, forward->x);
     for (uint32_t i = 0; i < forward->shape->layers; i++) {
         layer_enqueue(forward, i);
+        if (i > 0 && !layer_wait(forward, i - 1)) {
+            return true;
+        }
         if (i > 0 && !layer_report(forward, i - 1, on_layer, context)) {
-            return;
+            return !layer_wait(forward, i); /* it still writes this one's */
         }
     }
     head_enqueue(forward);
-    if (layer_report(forward, forward->shape->layers - 1, on_layer, context) &&
-        accelerator_wait(forward->accelerator, MARK_LOGITS, span_ms(WAIT_MS)) != STATUS_OK) {
+    uint32_t last = forward->shape->layers - 1;
+    if (!layer_wait(forward, last)) {
+        return true;
+    }
+    bool is_wanted = layer_report(forward, last, on_layer, context);
+    if (accelerator_wait(forward->accelerator, MARK_LOGITS, span_ms(WAIT_MS)) != STATUS_OK) {
         lost(forward, "a step's end");
     }
+    return is_wanted;
 }
 
 float *forward_device_logits(struct forward_device *forward, uint32_t n) {

@@ -22,7 +22,7 @@ MUST_USE enum status forward_device_create(const struct forward_config *config,
                                            struct writer *error, struct forward_device **out);
 /* Accepts NULL. */
 void forward_device_destroy(struct forward_device *forward);
-void forward_device_run(struct forward_device *forward, const struct forward_input *input,
+bool forward_device_run(struct forward_device *forward, const struct forward_input *input,
                         forward_on_layer on_layer, void *context);
 float *forward_device_logits(struct forward_device *forward, uint32_t n);
 const char *forward_device_failure(const struct forward_device *forward);

@@ -42,6 +42,7 @@ static void effect(void *ctx, const struct effect *effect) {
     struct decode_worker *self = ctx;
     switch (effect->kind) {
     case EFFECT_STEP: worker_step(self->worker, effect); break;
+    case EFFECT_STEP_ABANDON: worker_step_abandon(self->worker, effect); break;
     case EFFECT_LINK_ARM: worker_arm(self->worker, effect); break;
     case EFFECT_LINK_DISARM: worker_disarm(self->worker, effect); break;
     case EFFECT_STREAM_OPEN:
@@ -223,6 +224,7 @@ int main(int argc, char **argv) {
     self->worker->publisher = &self->core.publisher;
     self->worker->budget = &self->core.budget;
     self->worker->steps = &self->core.steps;
+    self->worker->steps_abandoned = &self->core.steps_abandoned;
     self->worker->is_stepping = &self->core.is_stepping;
     self->worker->is_starved = &self->core.is_starved;
     self->worker->words = &self->core.words;

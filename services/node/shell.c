@@ -231,6 +231,7 @@ static void carry_out(struct shell *shell, const struct effect *effect) {
     case EFFECT_CHOICE:
     case EFFECT_ANSWER:
     case EFFECT_STEP:
+    case EFFECT_STEP_ABANDON:
     case EFFECT_LINK_ARM:
     case EFFECT_LINK_DISARM:
     case EFFECT_LINK_CONNECT:
@@ -251,9 +252,10 @@ static uint64_t event_number(const struct event *event) {
 }
 
 static uint64_t effect_number(const struct effect *effect) {
-    return effect->kind == EFFECT_STEP        ? effect->u.plan->token_count
-           : effect->kind == EFFECT_LINK_SEND ? effect->u.send.component_first
-                                              : 0;
+    return effect->kind == EFFECT_STEP           ? effect->u.plan->token_count
+           : effect->kind == EFFECT_STEP_ABANDON ? effect->u.abandon.number
+           : effect->kind == EFFECT_LINK_SEND    ? effect->u.send.component_first
+                                                 : 0;
 }
 
 /* The whole story of a process at --log-level debug, on the clock that all programs of a host

@@ -224,6 +224,10 @@ void worker_step(struct worker *worker, const struct effect *effect) {
     engine_submit(worker->engine, effect->u.plan);
 }
 
+void worker_step_abandon(struct worker *worker, const struct effect *effect) {
+    engine_abandon(worker->engine, effect->u.abandon.number);
+}
+
 void worker_arm(struct worker *worker, const struct effect *effect) {
     struct kvlink_arm arm = {.slot = effect->u.arm.slot.v,
                              .key = effect->u.arm.key,
@@ -293,6 +297,7 @@ void worker_link_close(struct worker *worker, const struct effect *effect) {
 struct worker_metrics {
     struct metric *pages;
     struct metric *steps;
+    struct metric *steps_abandoned;
     struct metric *budget_tokens;
     struct metric *token_seconds;
     struct metric *cache_queries;
@@ -333,6 +338,8 @@ static void add_metrics(struct worker *worker) {
     m->pages = add_labelled(worker, METRIC_GAUGE, "baton_pages", "KV pages.", "state",
                             (const char *const[]){"free", "cached", "owned"}, 3);
     m->steps = add(worker, METRIC_COUNTER, "baton_steps_total", "Engine steps planned.");
+    m->steps_abandoned = add(worker, METRIC_COUNTER, "baton_steps_abandoned_total",
+                             "Steps told to end early, since nobody was left who wanted them.");
     m->budget_tokens = add(worker, METRIC_GAUGE, "baton_step_budget_tokens",
                            "Tokens that one engine step may compute now.");
     m->token_seconds = add(worker, METRIC_GAUGE, "baton_step_token_seconds",
@@ -397,6 +404,7 @@ void worker_refresh(struct worker *worker) {
     metric_set(m->usage_sglang, 0, usage);
     metric_set(m->usage_vllm, 0, usage);
     metric_count_to(m->steps, 0, *worker->steps);
+    metric_count_to(m->steps_abandoned, 0, *worker->steps_abandoned);
     metric_set(m->budget_tokens, 0, worker->budget->tokens);
     metric_set(m->token_seconds, 0, (double)worker->budget->ns_per_token / 1e9);
     struct kvlink_counters link;

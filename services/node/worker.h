@@ -102,6 +102,7 @@ struct worker {
     const struct budget *budget;
     const struct ledger *ledger;
     const uint64_t *steps;
+    const uint64_t *steps_abandoned;
     const bool *is_stepping;
     const bool *is_starved; /* decode: requests run, but none has pages; NULL: never so */
     uint32_t working_state; /* entries in it wait for steps of ours */
@@ -127,6 +128,7 @@ MUST_USE int worker_run(struct worker *worker, const struct shell_core *core);
 
 /* Effects; control thread. */
 void worker_step(struct worker *worker, const struct effect *effect);
+void worker_step_abandon(struct worker *worker, const struct effect *effect);
 void worker_arm(struct worker *worker, const struct effect *effect);
 void worker_disarm(struct worker *worker, const struct effect *effect);
 void worker_connect(struct worker *worker, const struct effect *effect);

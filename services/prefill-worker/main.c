@@ -41,6 +41,7 @@ static void effect(void *ctx, const struct effect *effect) {
     struct prefill_worker *self = ctx;
     switch (effect->kind) {
     case EFFECT_STEP: worker_step(self->worker, effect); break;
+    case EFFECT_STEP_ABANDON: worker_step_abandon(self->worker, effect); break;
     case EFFECT_LINK_CONNECT: worker_connect(self->worker, effect); break;
     case EFFECT_LINK_SEND: worker_send(self->worker, effect); break;
     case EFFECT_LINK_CLOSE: worker_link_close(self->worker, effect); break;
@@ -199,6 +200,7 @@ int main(int argc, char **argv) {
     self->worker->publisher = &self->core.publisher;
     self->worker->budget = &self->core.budget;
     self->worker->steps = &self->core.steps;
+    self->worker->steps_abandoned = &self->core.steps_abandoned;
     self->worker->is_stepping = &self->core.is_stepping;
     self->worker->words = &self->core.words;
     self->worker->ledger = &self->core.node.ledger;

@@ -55,6 +55,7 @@ static void effect(void *ctx, const struct effect *effect) {
     case EFFECT_STREAM_SEND:
     case EFFECT_STREAM_CLOSE:
     case EFFECT_STEP:
+    case EFFECT_STEP_ABANDON:
     case EFFECT_LINK_ARM:
     case EFFECT_LINK_DISARM:
     case EFFECT_LINK_CONNECT:

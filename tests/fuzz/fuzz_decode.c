@@ -16,7 +16,8 @@ struct arm {
 struct bed {
     struct world world; /* first */
     struct decode_core core;
-    bool is_stepping; /* from here on zeroed for each run */
+    bool is_stepping;  /* from here on zeroed for each run */
+    bool is_abandoned; /* the step */
     uint64_t step;
     uint32_t rows;
     uint64_t entries[STEP_ROWS_MAX];
@@ -65,6 +66,7 @@ static void bed_effect(struct world *world, const struct effect *effect) {
         CHECK_OP(plan->number, ==, bed->step + 1);
         CHECK_OP(plan->row_count, <=, bed->core.config.rows_max);
         bed->is_stepping = true;
+        bed->is_abandoned = false;
         bed->step = plan->number;
         bed->rows = plan->row_count;
         for (uint32_t i = 0; i < plan->row_count; i++) {
@@ -77,6 +79,9 @@ static void bed_effect(struct world *world, const struct effect *effect) {
                 CHECK_OP(plan->pages[row->page_first + k], <, bed->core.config.page_count);
             }
         }
+    } else if (effect->kind == EFFECT_STEP_ABANDON) {
+        CHECK(bed->is_stepping && !bed->is_abandoned && effect->u.abandon.number == bed->step);
+        bed->is_abandoned = true;
     } else if (effect->kind == EFFECT_LINK_ARM) {
         CHECK(bed_arm(bed, effect->u.arm.slot.v) == NULL);
         CHECK_OP(effect->u.arm.token_first, <=, effect->u.arm.token_end);
@@ -165,6 +170,10 @@ static void bed_step_done(struct bed *bed, bool is_failing) {
     event.u.step_done.results = results;
     event.u.step_done.count = is_failing ? 0 : count;
     event.u.step_done.elapsed = span_ms(input_u8(input));
+    if (bed->is_abandoned && event.u.step_done.elapsed.ns % span_ms(2).ns != 0) {
+        event.u.step_done.status = STATUS_CANCELLED;
+        event.u.step_done.count = 0;
+    }
     bed->is_stepping = false;
     world_turn(&bed->world, &event);
 }

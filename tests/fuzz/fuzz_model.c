@@ -230,11 +230,6 @@ static void write_weights(void) {
     free(file);
 }
 
-static void no_layer(void *context, uint32_t layer) {
-    (void)context;
-    (void)layer;
-}
-
 static void forward_three(const struct model *model, const struct kv_layout *layout) {
     const struct model_info *info = model_info(model);
     unsigned char *kv = aligned_alloc(64, (size_t)layout->page_bytes);
@@ -249,7 +244,7 @@ static void forward_three(const struct model *model, const struct kv_layout *lay
     uint32_t count = info->context_tokens < 3 ? info->context_tokens : 3;
     struct plan_row row = {.token_count = count, .page_count = 1, .is_sampled = true};
     struct forward_input what = {.rows = &row, .row_count = 1, .tokens = tokens, .pages = &page};
-    forward_run(forward, &what, no_layer, NULL);
+    forward_run(forward, &what, NULL, NULL);
     const float *logits = forward_logits(forward, 0);
     unsigned finite = 0;
     for (uint32_t i = 0; i < info->vocab_count; i++) {

@@ -26,6 +26,7 @@ struct bed {
     struct prefill_core core;
     struct kv_layout layout; /* from here on zeroed for each run */
     bool is_stepping;
+    bool is_abandoned; /* the step */
     uint64_t step;
     struct peer peers[PEERS_MAX];
     struct op ops[OPS_MAX];
@@ -64,6 +65,7 @@ static void bed_plan(struct bed *bed, const struct step_plan *plan) {
     CHECK_OP(plan->number, ==, bed->step + 1);
     CHECK_OP(plan->row_count, <=, bed->core.config.rows_max);
     bed->is_stepping = true;
+    bed->is_abandoned = false;
     bed->step = plan->number;
     for (uint32_t i = 0; i < plan->row_count; i++) {
         const struct plan_row *row = &plan->rows[i];
@@ -81,6 +83,9 @@ static void bed_effect(struct world *world, const struct effect *effect) {
     struct peer *peer = NULL;
     if (effect->kind == EFFECT_STEP) {
         bed_plan(bed, effect->u.plan);
+    } else if (effect->kind == EFFECT_STEP_ABANDON) {
+        CHECK(bed->is_stepping && !bed->is_abandoned && effect->u.abandon.number == bed->step);
+        bed->is_abandoned = true;
     } else if (effect->kind == EFFECT_LINK_CONNECT) {
         CHECK(effect->u.connect.peer != 0 && bed_peer(bed, effect->u.connect.peer) == NULL);
         CHECK(effect->u.connect.address_len > 0);
@@ -198,6 +203,9 @@ static void bed_step_done(struct bed *bed, bool is_failing) {
     event.u.step_done.number = bed->step;
     event.u.step_done.status = is_failing ? STATUS_INTERNAL : STATUS_OK;
     event.u.step_done.elapsed = span_ms(input_u8(&bed->world.input));
+    if (bed->is_abandoned && event.u.step_done.elapsed.ns % span_ms(2).ns != 0) {
+        event.u.step_done.status = STATUS_CANCELLED;
+    }
     bed->is_stepping = false;
     world_turn(&bed->world, &event);
 }

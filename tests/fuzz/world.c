@@ -363,6 +363,7 @@ void world_turn(struct world *world, const struct event *event) {
         case EFFECT_CHOICE:
         case EFFECT_ANSWER:
         case EFFECT_STEP:
+        case EFFECT_STEP_ABANDON:
         case EFFECT_LINK_ARM:
         case EFFECT_LINK_DISARM:
         case EFFECT_LINK_CONNECT:

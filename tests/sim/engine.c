@@ -73,6 +73,23 @@ void sim_step(struct world *world, uint32_t process, const struct step_plan *pla
     world->result.steps++;
 }
 
+/* Sooner now, or it is too late for that. Layers go on until then, and what was to be its end comes
+ * to nobody. */
+void sim_abandon(struct world *world, uint32_t process, uint64_t number) {
+    struct process *p = &world->processes[process];
+    SIM_CHECK(world, number == p->last_plan && number != p->last_abandoned,
+              "I11: a step is abandoned that is not the last one, or twice");
+    p->last_abandoned = number;
+    if (p->is_stepping && sim_coin(world, process)) {
+        int64_t length = sim_time(world, process, world->knobs.step_ns) / SIM_LAYERS;
+        struct sim_event *done = sim_schedule(world, SIM_STEP, world->now + length, process);
+        done->number = number;
+        done->event.u.step_done.status = STATUS_CANCELLED;
+        done->event.u.step_done.elapsed.ns = length;
+        world->result.steps_abandoned++;
+    }
+}
+
 static void sim_layer_row(struct world *world, struct process *p, const struct plan_row *row,
                           uint32_t component) {
     const uint32_t *pages = p->plan.pages + row->page_first;
@@ -90,11 +107,17 @@ static void sim_layer_row(struct world *world, struct process *p, const struct p
     }
 }
 
+/* False: the step was abandoned, and is over. */
+static bool sim_is_running(const struct process *p, uint64_t number) {
+    bool is_running = p->is_stepping && p->plan.number == number;
+    CHECK(is_running || number <= p->last_abandoned);
+    return is_running;
+}
+
 /* One layer of every row: KV from the tokens and the KV before them. */
 void sim_layer(struct world *world, struct sim_event *event) {
     struct process *p = &world->processes[event->process];
-    CHECK(p->is_stepping && p->plan.number == event->number);
-    if (p->is_step_failing) {
+    if (!sim_is_running(p, event->number) || p->is_step_failing) {
         return;
     }
     const uint32_t *first = world->layout.layer_first;
@@ -123,14 +146,17 @@ static void sim_step_logprobs(struct step_result *result, uint64_t attention, ui
 
 void sim_step_done(struct world *world, struct sim_event *event) {
     struct process *p = &world->processes[event->process];
-    CHECK(p->is_stepping && p->plan.number == event->number);
+    if (!sim_is_running(p, event->number)) {
+        return;
+    }
+    enum status status = p->is_step_failing ? STATUS_INTERNAL : event->event.u.step_done.status;
     struct sim_event *post =
         sim_post(world, event->process, LANE_ENGINE, EVENT_STEP_DONE, world->now + MS / 100);
     const struct sim_wish *wishes = event->owned;
     post->results = calloc(p->plan.row_count + 1, sizeof *post->results);
     CHECK(post->results != NULL);
     uint32_t count = 0;
-    for (uint32_t i = 0; i < p->plan.row_count && !p->is_step_failing; i++) {
+    for (uint32_t i = 0; i < p->plan.row_count && status == STATUS_OK; i++) {
         const struct plan_row *row = &p->plan.rows[i];
         struct step_result *result = &post->results[count++];
         *result = (struct step_result){.entry = row->entry};
@@ -149,7 +175,7 @@ void sim_step_done(struct world *world, struct sim_event *event) {
         }
     }
     post->event.u.step_done.number = event->number;
-    post->event.u.step_done.status = p->is_step_failing ? STATUS_INTERNAL : STATUS_OK;
+    post->event.u.step_done.status = status;
     post->event.u.step_done.results = post->results;
     post->event.u.step_done.count = count;
     post->event.u.step_done.elapsed = event->event.u.step_done.elapsed;

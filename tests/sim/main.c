@@ -47,6 +47,7 @@ static void add(struct sim_result *total, const struct sim_result *one) {
     total->lost_with_router += one->lost_with_router;
     total->tokens += one->tokens;
     total->steps += one->steps;
+    total->steps_abandoned += one->steps_abandoned;
     total->events += one->events;
     total->retries += one->retries;
     total->resumes += one->resumes;
@@ -133,15 +134,17 @@ static void tell(const struct sim_result *total, uint64_t seeds, uint64_t failur
            (unsigned long long)total->requests, (unsigned long long)total->ok,
            (unsigned long long)total->failed, (unsigned long long)total->aborted,
            (unsigned long long)total->lost_with_router);
-    printf("tokens %llu, steps %llu, commits %llu, one-leg %llu, retries %llu, resumes %llu, "
+    printf("tokens %llu, steps %llu (%llu abandoned), commits %llu, one-leg %llu, retries %llu, "
+           "resumes %llu, "
            "choices %llu, retractions %llu (%llu tokens computed again); slowest drain %.3f s "
            "(virtual); %.0f requests/s, %.0f events/s\n",
            (unsigned long long)total->tokens, (unsigned long long)total->steps,
-           (unsigned long long)total->commits, (unsigned long long)total->local,
-           (unsigned long long)total->retries, (unsigned long long)total->resumes,
-           (unsigned long long)total->choices, (unsigned long long)total->retractions,
-           (unsigned long long)total->recomputed, (double)total->drained_ns / 1e9,
-           (double)total->requests / elapsed, (double)total->events / elapsed);
+           (unsigned long long)total->steps_abandoned, (unsigned long long)total->commits,
+           (unsigned long long)total->local, (unsigned long long)total->retries,
+           (unsigned long long)total->resumes, (unsigned long long)total->choices,
+           (unsigned long long)total->retractions, (unsigned long long)total->recomputed,
+           (double)total->drained_ns / 1e9, (double)total->requests / elapsed,
+           (double)total->events / elapsed);
     printf("prefix cache: %llu of %llu tokens found at the end's workers; %llu blocks told, %llu "
            "whole "
            "indexes, %llu forgotten\n",

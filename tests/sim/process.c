@@ -175,6 +175,7 @@ void sim_start(struct world *world, uint32_t process) {
     p->peer_count = 0;
     p->op_count = 0;
     p->last_plan = 0;
+    p->last_abandoned = 0;
     p->created = 0;
     p->retracted = 0;
     p->sessions_ended = 0;

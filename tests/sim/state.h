@@ -124,7 +124,7 @@ struct process {
     uint32_t op_count, op_capacity;
     bool is_leaving; /* drained: gone after this turn */
     struct shadow *shadows;
-    uint64_t last_plan;
+    uint64_t last_plan, last_abandoned;
     uint64_t created;        /* ledger.created before the step */
     uint32_t retracted;      /* entries in that state before the step */
     uint32_t sessions_ended; /* the same */
@@ -282,6 +282,7 @@ int64_t sim_cut_until(const struct world *world, uint32_t from, uint32_t to);
 uint64_t *sim_kv(struct world *world, struct process *p, const uint32_t *pages, uint32_t component,
                  uint32_t position);
 void sim_step(struct world *world, uint32_t process, const struct step_plan *plan);
+void sim_abandon(struct world *world, uint32_t process, uint64_t number);
 void sim_layer(struct world *world, struct sim_event *event);
 void sim_step_done(struct world *world, struct sim_event *event);
 void sim_drop_plan(struct process *p);

@@ -130,6 +130,7 @@ static void sim_effect(struct world *world, uint32_t process, const struct effec
     case EFFECT_CHOICE: sim_choice(world, effect); break;
     case EFFECT_ANSWER: sim_answer(world, process, effect); break;
     case EFFECT_STEP: sim_step(world, process, effect->u.plan); break;
+    case EFFECT_STEP_ABANDON: sim_abandon(world, process, effect->u.abandon.number); break;
     case EFFECT_LINK_ARM: sim_arm(world, process, effect); break;
     case EFFECT_LINK_DISARM: sim_disarm_soon(world, process, effect); break;
     case EFFECT_LINK_CONNECT: sim_link_connect(world, process, effect); break;

@@ -62,7 +62,8 @@ struct sim_cost {
 
 struct sim_result {
     uint64_t requests, ok, failed, aborted, lost_with_router;
-    uint64_t tokens, steps, events, retries, resumes, commits, local, retractions, recomputed;
+    uint64_t tokens, steps, steps_abandoned, events, retries, resumes, commits, local, retractions,
+        recomputed;
     uint64_t choices;                   /* that ended well before their call did */
     uint64_t prompt_tokens, hit_tokens; /* looked up in prefix indexes, and found */
     uint64_t blocks_told, blocks_walks, blocks_forgotten;

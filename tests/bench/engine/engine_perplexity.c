@@ -19,11 +19,6 @@
 #define TOKENS_MAX  8192u
 #define PAGE_TOKENS 16u
 
-static void no_layer(void *context, uint32_t layer) {
-    (void)context;
-    (void)layer;
-}
-
 /* Natural logarithm of the softmax of one logit. */
 static double log_probability(const float *logits, uint32_t count, uint32_t chosen) {
     double largest = (double)logits[0];
@@ -94,7 +89,7 @@ int main(int argc, char **argv) {
                                .page_count = i / PAGE_TOKENS + 1,
                                .is_sampled = true};
         struct forward_input input = {.rows = &row, .row_count = 1, .tokens = ids, .pages = pages};
-        forward_run(forward, &input, no_layer, NULL);
+        forward_run(forward, &input, NULL, NULL);
         total -=
             log_probability(forward_logits(forward, 0), model_info(model)->vocab_count, ids[i + 1]);
     }

@@ -405,7 +405,8 @@ static const struct {
     {"Admit of the same attempt",
      apply_admit_again,
      {"reserved: admitted", "gone: stream_close", "leaving: stream_close refuse link_disarm",
-      "leaving: stream_close", "gone: stream_close", "leaving: stream_close"}},
+      "leaving: stream_close step_abandon", "gone: stream_close step_abandon",
+      "leaving: stream_close"}},
     {"Admit of another, local",
      apply_admit_local,
      {"gone: admitted step", "reserved: admitted step", "receiving: admitted step",
@@ -465,11 +466,12 @@ static const struct {
       "running: ", "retracted: ", "leaving: "}},
     {"R-D session ends",
      apply_router_ends,
-     {"gone: ", "gone: ", "leaving: refuse link_disarm", "leaving: ", "gone: ", "leaving: "}},
+     {"gone: ", "gone: ", "leaving: refuse link_disarm", "leaving: step_abandon",
+      "gone: step_abandon", "leaving: "}},
     {"Abort from R",
      apply_abort,
      {"gone: ", "gone: end(aborted)", "leaving: end(aborted) refuse link_disarm",
-      "leaving: end(aborted)", "gone: end(aborted)", "leaving: "}},
+      "leaving: end(aborted) step_abandon", "gone: end(aborted)", "leaving: "}},
     {"Abort from R, twice",
      apply_abort_twice,
      {"gone: ", "gone: ", "leaving: ", "leaving: ", "gone: ", "leaving: "}},
@@ -480,7 +482,7 @@ static const struct {
     {"R does not know it",
      apply_unknown_by_router,
      {"gone: ", "gone: end(failed)", "leaving: end(failed) refuse link_disarm",
-      "leaving: end(failed)", "gone: end(failed)", "leaving: "}},
+      "leaving: end(failed) step_abandon", "gone: end(failed)", "leaving: "}},
     {"P does not know it",
      apply_unknown_by_prefill,
      {"gone: ", "reserved: ", "leaving: end(failed) refuse link_disarm",
@@ -507,11 +509,12 @@ static const struct {
     {"its deadlines",
      apply_deadline,
      {"gone: ", "gone: end(failed)", "leaving: end(failed) refuse link_disarm",
-      "leaving: end(failed)", "gone: end(failed)", "leaving: "}},
+      "leaving: end(failed) step_abandon", "gone: end(failed)", "leaving: "}},
     {"a message R may not send",
      apply_router_nonsense,
      {"gone: stream_close", "gone: stream_close", "leaving: stream_close refuse link_disarm",
-      "leaving: stream_close", "gone: stream_close", "leaving: stream_close"}},
+      "leaving: stream_close step_abandon", "gone: stream_close step_abandon",
+      "leaving: stream_close"}},
     {"a message P may not send",
      apply_prefill_nonsense,
      {"gone: stream_close", "reserved: stream_close",
@@ -520,7 +523,8 @@ static const struct {
     {"bytes that are no message from R",
      apply_bad_bytes,
      {"gone: stream_close", "gone: stream_close", "leaving: stream_close refuse link_disarm",
-      "leaving: stream_close", "gone: stream_close", "leaving: stream_close"}},
+      "leaving: stream_close step_abandon", "gone: stream_close step_abandon",
+      "leaving: stream_close"}},
 };
 
 static void test_every_cell_of_the_decode_table(void **state) {
@@ -1145,6 +1149,46 @@ static void test_who_has_waited_for_nothing_computes_it(void **state) {
     bed_destroy(bed);
 }
 
+/* The router aborts an attempt. */
+static void bed_abort(struct bed *bed, uint64_t which) {
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt.v = which;
+    bed_send(bed, &abort, ROUTER);
+}
+
+static void test_a_step_that_nobody_wants_is_abandoned(void **state) {
+    (void)state;
+    struct bed *bed = bed_create_sized(4, 8, 4);
+    (void)bed_admit_local(bed, 1, 3, 4);
+    bed_step_done(bed);
+    (void)bed_admit_local(bed, 2, 3, 4);
+    bed_step_done(bed); /* both are in the step that follows */
+    assert_int_equal(bed->core.plan.row_count, 2);
+    uint32_t budget = bed->core.budget.tokens;
+    bed_abort(bed, 1);
+    assert_string_equal(bed->text, "end(aborted)"); /* the other one wants its token */
+    bed_abort(bed, 2);
+    assert_string_equal(bed->text, "end(aborted) step_abandon");
+    assert_int_equal(bed->out.items[bed->out.count - 1].u.abandon.number, bed->core.plan.number);
+    bed_wait(bed, 100);
+    assert_null(strstr(bed->text, "step_abandon")); /* once is enough */
+    assert_int_equal(bed->core.node.ledger.live, 2);
+    struct event done = {.kind = EVENT_STEP_DONE};
+    done.u.step_done.number = bed->core.plan.number;
+    done.u.step_done.status = STATUS_CANCELLED;
+    done.u.step_done.elapsed = span_ms(1);
+    bed_step(bed, &done);
+    assert_int_equal(bed->core.node.ledger.live, 0);
+    assert_int_equal(bed->core.pages.owned, 0);
+    assert_int_equal(bed->core.budget.tokens, budget); /* nothing is learnt from a piece */
+    (void)bed_admit_local(bed, 3, 3, 4);
+    assert_string_equal(bed->text, "admitted step");
+    bed_step_done(bed); /* the next one is whole again */
+    assert_string_equal(bed->text, "tokens step");
+    assert_int_equal(bed->core.steps_abandoned, 1);
+    bed_destroy(bed);
+}
+
 static void test_another_salt_finds_nothing(void **state) {
     (void)state;
     struct bed *bed = bed_in(RUNNING);
@@ -1269,6 +1313,7 @@ int main(void) {
         cmocka_unit_test(test_what_was_decoded_is_found_by_the_next_turn),
         cmocka_unit_test(test_equal_prompts_that_come_together_are_computed_once),
         cmocka_unit_test(test_who_has_waited_for_nothing_computes_it),
+        cmocka_unit_test(test_a_step_that_nobody_wants_is_abandoned),
         cmocka_unit_test(test_another_salt_finds_nothing),
         cmocka_unit_test(test_a_prompt_is_found_while_its_answer_is_being_made),
         cmocka_unit_test(test_usage_says_what_the_prefill_worker_had),

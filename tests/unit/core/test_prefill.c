@@ -285,35 +285,38 @@ static const struct {
     {"Prefill of the same attempt",
      apply_prefill_again,
      {"queued: stream_open hello queued", "gone: stream_close abort_slot",
-      "leaving: stream_close abort_slot", "leaving: stream_close abort_slot",
+      "leaving: stream_close abort_slot step_abandon", "leaving: stream_close abort_slot",
       "leaving: stream_close"}},
     {"Accept",
      apply_accept,
-     {NULL, "computing: link_connect step", "leaving: stream_close prefill_end(failed) link_close",
+     {NULL, "computing: link_connect step",
+      "leaving: stream_close prefill_end(failed) link_close step_abandon",
       "leaving: stream_close prefill_end(failed) link_close", "leaving: "}},
     {"Refuse",
      apply_refuse,
-     {NULL, "gone: prefill_end(failed)", "leaving: prefill_end(failed)",
+     {NULL, "gone: prefill_end(failed)", "leaving: prefill_end(failed) step_abandon",
       "leaving: prefill_end(failed)", "leaving: "}},
     {"Commit",
      apply_commit,
      {NULL, "gone: stream_close prefill_end(failed)",
-      "leaving: stream_close prefill_end(failed) link_close", "leaving: prefill_end(ok)",
-      "leaving: "}},
+      "leaving: stream_close prefill_end(failed) link_close step_abandon",
+      "leaving: prefill_end(ok)", "leaving: "}},
     {"Abort from R",
      apply_abort,
-     {"gone: ", "gone: prefill_end(aborted) abort_slot", "leaving: prefill_end(aborted) abort_slot",
+     {"gone: ", "gone: prefill_end(aborted) abort_slot",
+      "leaving: prefill_end(aborted) abort_slot step_abandon",
       "leaving: prefill_end(aborted) abort_slot", "leaving: "}},
     {"R-P session ends",
      apply_router_ends,
-     {"gone: ", "gone: abort_slot", "leaving: abort_slot", "leaving: abort_slot", "leaving: "}},
+     {"gone: ", "gone: abort_slot", "leaving: abort_slot step_abandon", "leaving: abort_slot",
+      "leaving: "}},
     {"P-D session ends",
      apply_decode_ends,
-     {NULL, "gone: prefill_end(failed)", "leaving: prefill_end(failed) link_close",
+     {NULL, "gone: prefill_end(failed)", "leaving: prefill_end(failed) link_close step_abandon",
       "leaving: prefill_end(failed) link_close", "leaving: link_close"}},
     {"endpoint failed",
      apply_link_failed,
-     {NULL, NULL, "leaving: stream_close prefill_end(failed) link_close",
+     {NULL, NULL, "leaving: stream_close prefill_end(failed) link_close step_abandon",
       "leaving: stream_close prefill_end(failed) link_close", "leaving: stream_close link_close"}},
     {"layer done",
      apply_layer_done,
@@ -330,23 +333,27 @@ static const struct {
      {NULL, NULL, NULL, "gone: prefill_end(failed) abort_slot", "gone: "}},
     {"R does not know it",
      apply_unknown_by_router,
-     {"gone: ", "gone: prefill_end(failed) abort_slot", "leaving: prefill_end(failed) abort_slot",
+     {"gone: ", "gone: prefill_end(failed) abort_slot",
+      "leaving: prefill_end(failed) abort_slot step_abandon",
       "leaving: prefill_end(failed) abort_slot", "leaving: "}},
     {"D does not know it",
      apply_unknown_by_decode,
-     {NULL, "gone: prefill_end(failed) abort_slot", "leaving: prefill_end(failed) abort_slot",
+     {NULL, "gone: prefill_end(failed) abort_slot",
+      "leaving: prefill_end(failed) abort_slot step_abandon",
       "leaving: prefill_end(failed) abort_slot", "leaving: "}},
     {"R's audit",
      apply_audit_by_router,
      {"gone: unknown", "queued: ", "computing: ", "sent: ", "leaving: unknown"}},
     {"its deadline; with a send outstanding T_stall comes first",
      apply_deadline,
-     {"gone: ", "gone: prefill_end(failed) abort_slot", "leaving: prefill_end(failed) abort_slot",
+     {"gone: ", "gone: prefill_end(failed) abort_slot",
+      "leaving: prefill_end(failed) abort_slot step_abandon",
       "leaving: stream_close prefill_end(failed) link_close", "leaving: stream_close link_close"}},
     {"a message R may not send",
      apply_router_nonsense,
-     {"gone: stream_close", "gone: stream_close abort_slot", "leaving: stream_close abort_slot",
-      "leaving: stream_close abort_slot", "leaving: stream_close"}},
+     {"gone: stream_close", "gone: stream_close abort_slot",
+      "leaving: stream_close abort_slot step_abandon", "leaving: stream_close abort_slot",
+      "leaving: stream_close"}},
 };
 
 static void test_every_cell_of_the_prefill_table(void **state) {
@@ -487,6 +494,30 @@ static void test_who_has_waited_for_nothing_computes_it(void **state) {
     assert_string_equal(bed->text, "step");
     assert_int_equal(bed->core.plan.row_count, 2);
     assert_int_equal(bed->core.plan.token_count, 16);
+    bed_destroy(bed);
+}
+
+static void test_a_step_that_nobody_wants_is_abandoned(void **state) {
+    (void)state;
+    struct bed *bed = bed_in(COMPUTING);
+    bed_another(bed, 1, 20);
+    bed_another(bed, 2, 21);
+    apply_step_done(bed);
+    assert_int_equal(bed->core.plan.row_count, 2);
+    for (uint32_t which = 1; which <= 2; which++) {
+        struct message abort = {.kind = MESSAGE_ABORT};
+        abort.u.abort.attempt.v = attempt.v + which;
+        bed_send(bed, &abort, ROUTER);
+        assert_int_equal(strstr(bed->text, "step_abandon") != NULL, which == 2);
+    }
+    assert_int_equal(bed->out.items[bed->out.count - 1].u.abandon.number, bed->core.plan.number);
+    apply_layer_done(bed); /* what it still does is sent to nobody */
+    assert_string_equal(bed->text, "");
+    struct event done = {.kind = EVENT_STEP_DONE};
+    done.u.step_done.number = bed->core.plan.number;
+    done.u.step_done.status = STATUS_CANCELLED;
+    bed_step(bed, &done);
+    assert_int_equal(bed->core.steps_abandoned, 1);
     bed_destroy(bed);
 }
 
@@ -636,6 +667,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_cached_is_sent_but_not_computed_again),
         cmocka_unit_test(test_equal_prompts_that_come_together_are_computed_once),
         cmocka_unit_test(test_who_has_waited_for_nothing_computes_it),
+        cmocka_unit_test(test_a_step_that_nobody_wants_is_abandoned),
         cmocka_unit_test(test_another_prompt_does_not_wait),
         cmocka_unit_test(test_another_salt_is_computed_again),
         cmocka_unit_test(test_a_queue_of_more_than_its_seconds_is_busy),

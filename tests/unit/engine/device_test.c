@@ -387,6 +387,40 @@ static void test_pages_written_by_others_are_read_before_the_next_step(void **st
     model_destroy(model);
 }
 
+static void test_an_abandoned_step_ends_at_its_layer_and_the_next_is_whole(void **state) {
+    (void)state;
+    static struct sequence sequence;
+    static struct sequence again;
+    static struct batch batch;
+    struct model *model = device_model("models/stories260k");
+    struct driver driver;
+    open_engine(&driver, model, PAGE_TOKENS, 1, NULL);
+    run_prompt(&driver, &sequence, 3);
+    run_on(&driver, &sequence, 3);
+    for (uint32_t round = 0; round < 3; round++) {
+        sequence_init(&again, sequence.tokens, sequence.prompt_count, sequence.pages, 4);
+        batch_clear(&batch);
+        batch_add(&batch, &again, again.prompt_count);
+        struct step_plan plan = {.row_count = batch.row_count,
+                                 .token_count = batch.token_count,
+                                 .page_count = batch.page_count,
+                                 .rows = batch.rows,
+                                 .tokens = batch.tokens,
+                                 .pages = batch.pages,
+                                 .wants_layers = true};
+        engine_abandon(driver.engine, driver.number + 1);
+        driver_step(&driver, &plan);
+        assert_int_equal(driver.status, STATUS_CANCELLED);
+        assert_int_equal(driver.layer_count, 1);
+        run_prompt(&driver, &again, 3);
+        run_on(&driver, &again, 3);
+        assert_memory_equal(again.tokens, sequence.tokens, sizeof(again.tokens));
+        assert_true(again.logprob == sequence.logprob);
+    }
+    driver_close(&driver);
+    model_destroy(model);
+}
+
 /* Nobody said that the page was written: the device still has what it had, which is NaN. So the
  * call above is what does it. */
 static void test_pages_are_not_read_from_the_host_unasked(void **state) {
@@ -602,6 +636,7 @@ int main(void) {
         cmocka_unit_test(test_bits_do_not_depend_on_batch_chunk_page_or_thread),
         cmocka_unit_test(test_int8_models_have_the_bits_of_the_oracle_with_the_devices_norm),
         cmocka_unit_test(test_pages_written_by_others_are_read_before_the_next_step),
+        cmocka_unit_test(test_an_abandoned_step_ends_at_its_layer_and_the_next_is_whole),
         cmocka_unit_test(test_pages_are_not_read_from_the_host_unasked),
         cmocka_unit_test(test_each_row_is_told_when_it_is_in_the_hosts_pool),
         cmocka_unit_test(test_a_device_lost_in_a_step_ends_that_step_once_and_without_tokens),

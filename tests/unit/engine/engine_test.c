@@ -93,11 +93,6 @@ static json_t *golden_file(const char *name) {
     return file;
 }
 
-static void no_layer(void *context, uint32_t layer) {
-    (void)context;
-    (void)layer;
-}
-
 /* Largest difference between the logits after the prompt and the recorded ones. */
 static double logits_error(const struct model *model, const struct golden *golden) {
     struct kv_layout *layout = calloc(1, sizeof(*layout));
@@ -122,7 +117,7 @@ static double logits_error(const struct model *model, const struct golden *golde
         .token_count = golden->prompt_count, .page_count = 16, .is_sampled = true};
     struct forward_input input = {
         .rows = &row, .row_count = 1, .tokens = golden->prompt, .pages = pages};
-    forward_run(forward, &input, no_layer, NULL);
+    assert_true(forward_run(forward, &input, NULL, NULL));
     assert_int_equal(golden->logit_count, model_info(model)->vocab_count);
     double worst = 0;
     const float *logits = forward_logits(forward, 0);
@@ -460,6 +455,29 @@ static void test_layers_are_reported_in_order_only_if_the_plan_wants_them(void *
     small_close(&s);
 }
 
+static void test_an_abandoned_step_ends_at_its_layer_and_the_next_is_whole(void **state) {
+    (void)state;
+    struct small s;
+    small_open(&s, (struct span){0});
+    s.plan.wants_layers = true;
+    driver_step(&s.driver, &s.plan);
+    assert_int_equal(s.driver.status, STATUS_OK);
+    uint32_t token = s.driver.results[0].token;
+    for (uint32_t round = 0; round < 3; round++) {
+        engine_abandon(s.driver.engine, s.driver.number); /* is over: too late */
+        driver_step(&s.driver, &s.plan);
+        assert_int_equal(s.driver.status, STATUS_OK);
+        assert_int_equal(s.driver.layer_count, 5);
+        assert_true(s.driver.results[0].is_valid && s.driver.results[0].token == token);
+        engine_abandon(s.driver.engine, s.driver.number + 1);
+        driver_step(&s.driver, &s.plan);
+        assert_int_equal(s.driver.status, STATUS_CANCELLED);
+        assert_int_equal(s.driver.layer_count, 1);
+        assert_false(s.driver.results[0].is_valid);
+    }
+    small_close(&s);
+}
+
 /* Of each row of the pool: how often it was told, and a hash of its bytes at that moment. */
 #define TOLD_PAGES   8u
 #define TOLD_TOKENS  16u
@@ -669,6 +687,7 @@ int main(void) {
         cmocka_unit_test(test_the_whole_context_can_be_computed_and_not_one_position_more),
         cmocka_unit_test(test_a_step_without_rows_ends_like_any_other),
         cmocka_unit_test(test_layers_are_reported_in_order_only_if_the_plan_wants_them),
+        cmocka_unit_test(test_an_abandoned_step_ends_at_its_layer_and_the_next_is_whole),
         cmocka_unit_test(test_every_row_is_told_once_when_it_is_as_it_will_stay),
         cmocka_unit_test(test_a_read_of_a_poisoned_page_is_reported_as_invalid),
         cmocka_unit_test(test_a_delayed_step_takes_at_least_its_delay),
