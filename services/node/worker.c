@@ -145,7 +145,7 @@ static void on_step(void *context, uint64_t step, enum status status,
     if (count > 0) {
         memcpy(copy, results, count * sizeof *copy);
     }
-    if (status != STATUS_OK) {
+    if (status != STATUS_OK && status != STATUS_CANCELLED) { /* the last: as we asked */
         LOG_ERROR("an engine step failed", LOG_U64("step", step), LOG_STATUS("status", status));
     }
     mail->event.u.step_done.number = step;
