@@ -171,6 +171,13 @@ static void bed_step_done(struct bed *bed) {
     bed_step(bed, &done);
 }
 
+/* The router aborts an attempt. */
+static void bed_abort(struct bed *bed, uint64_t which) {
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt.v = which;
+    bed_send(bed, &abort, ROUTER);
+}
+
 static void bed_destroy(struct bed *bed) {
     free(bed->memory);
     free(bed);
@@ -209,9 +216,7 @@ static struct bed *bed_in(enum column column) {
         assert_string_equal(bed->text, "link_arm accept");
     }
     if (column == LEAVING) {
-        struct message abort = {.kind = MESSAGE_ABORT};
-        abort.u.abort.attempt = attempt;
-        bed_send(bed, &abort, ROUTER);
+        bed_abort(bed, attempt.v);
         assert_string_equal(bed->text, "end(aborted) refuse link_disarm");
     }
     return bed;
@@ -327,9 +332,7 @@ static void apply_router_ends(struct bed *bed) {
     apply_end(bed, ROUTER);
 }
 static void apply_abort(struct bed *bed) {
-    struct message abort = {.kind = MESSAGE_ABORT};
-    abort.u.abort.attempt = attempt;
-    bed_send(bed, &abort, ROUTER);
+    bed_abort(bed, attempt.v);
 }
 static void apply_abort_twice(struct bed *bed) {
     apply_abort(bed);
@@ -811,9 +814,7 @@ static void test_a_retracted_request_computes_its_kv_again_and_goes_on(void **st
 static void test_a_retracted_request_that_is_resumed_at_once_finds_its_pages(void **state) {
     (void)state;
     struct bed *bed = bed_in(RETRACTED);
-    struct message abort = {.kind = MESSAGE_ABORT};
-    abort.u.abort.attempt.v = 0x11;
-    bed_send(bed, &abort, ROUTER); /* the older one leaves when its step ends */
+    bed_abort(bed, 0x11); /* the older one leaves when its step ends */
     bed_step_done(bed);
     assert_string_equal(bed_state(bed), "running");
     assert_int_equal(bed->core.rows[0].position, 8);
@@ -864,9 +865,7 @@ static void test_the_next_in_the_queue_is_looked_at_when_the_first_has_left(void
     bed_step_done(bed); /* the first needs three pages, and two are free */
     assert_int_equal(bed->core.retracted.count, 2);
     assert_int_equal(pages_available(&bed->core.pages), 2);
-    struct message abort = {.kind = MESSAGE_ABORT};
-    abort.u.abort.attempt.v = 0x12;
-    bed_send(bed, &abort, ROUTER);
+    bed_abort(bed, 0x12);
     assert_string_equal(bed->text, "end(aborted)");
     bed_step_done(bed);
     assert_int_equal(pages_available(&bed->core.pages), 0); /* the last one needs two */
@@ -1140,20 +1139,11 @@ static void test_who_has_waited_for_nothing_computes_it(void **state) {
     bed_step_done(bed);
     assert_int_equal(bed->core.plan.row_count, 2);
     assert_true(bed->core.plan.rows[1].entry == first);
-    struct message abort = {.kind = MESSAGE_ABORT};
-    abort.u.abort.attempt.v = 1;
-    bed_send(bed, &abort, ROUTER);
+    bed_abort(bed, 1);
     bed_step_done(bed);
     assert_int_equal(bed->core.plan.row_count, 3);
     assert_int_equal(bed->core.plan.token_count, 1 + 6 + 6);
     bed_destroy(bed);
-}
-
-/* The router aborts an attempt. */
-static void bed_abort(struct bed *bed, uint64_t which) {
-    struct message abort = {.kind = MESSAGE_ABORT};
-    abort.u.abort.attempt.v = which;
-    bed_send(bed, &abort, ROUTER);
 }
 
 static void test_a_step_that_nobody_wants_is_abandoned(void **state) {

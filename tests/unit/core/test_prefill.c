@@ -146,6 +146,13 @@ static void apply_step_done(struct bed *bed) {
     bed_step(bed, &event);
 }
 
+/* The router aborts an attempt. */
+static void bed_abort(struct bed *bed, uint64_t which) {
+    struct message abort = {.kind = MESSAGE_ABORT};
+    abort.u.abort.attempt.v = which;
+    bed_send(bed, &abort, ROUTER);
+}
+
 /* QUEUED: its Open is sent, D has not answered. LEAVING: aborted while its sends are outstanding.
  */
 static struct bed *bed_in(enum column column) {
@@ -170,9 +177,7 @@ static struct bed *bed_in(enum column column) {
     apply_step_done(bed);
     assert_string_equal(bed->text, "link_send fin");
     if (column == LEAVING) {
-        struct message abort = {.kind = MESSAGE_ABORT};
-        abort.u.abort.attempt = attempt;
-        bed_send(bed, &abort, ROUTER);
+        bed_abort(bed, attempt.v);
         assert_string_equal(bed->text, "prefill_end(aborted) abort_slot");
     }
     return bed;
@@ -199,9 +204,7 @@ static void apply_commit(struct bed *bed) {
     bed_send(bed, &commit, DECODE);
 }
 static void apply_abort(struct bed *bed) {
-    struct message abort = {.kind = MESSAGE_ABORT};
-    abort.u.abort.attempt = attempt;
-    bed_send(bed, &abort, ROUTER);
+    bed_abort(bed, attempt.v);
 }
 static void apply_end(struct bed *bed, uint64_t stream) {
     struct event event = {.kind = EVENT_STREAM_ENDED, .stream = {stream}};
@@ -487,9 +490,7 @@ static void test_who_has_waited_for_nothing_computes_it(void **state) {
     }
     apply_step_done(bed);
     assert_int_equal(bed->core.plan.row_count, 1);
-    struct message abort = {.kind = MESSAGE_ABORT};
-    abort.u.abort.attempt.v = attempt.v + 1;
-    bed_send(bed, &abort, ROUTER);
+    bed_abort(bed, attempt.v + 1);
     apply_step_done(bed);
     assert_string_equal(bed->text, "step");
     assert_int_equal(bed->core.plan.row_count, 2);
@@ -505,9 +506,7 @@ static void test_a_step_that_nobody_wants_is_abandoned(void **state) {
     apply_step_done(bed);
     assert_int_equal(bed->core.plan.row_count, 2);
     for (uint32_t which = 1; which <= 2; which++) {
-        struct message abort = {.kind = MESSAGE_ABORT};
-        abort.u.abort.attempt.v = attempt.v + which;
-        bed_send(bed, &abort, ROUTER);
+        bed_abort(bed, attempt.v + which);
         assert_int_equal(strstr(bed->text, "step_abandon") != NULL, which == 2);
     }
     assert_int_equal(bed->out.items[bed->out.count - 1].u.abandon.number, bed->core.plan.number);

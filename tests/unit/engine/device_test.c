@@ -401,13 +401,8 @@ static void test_an_abandoned_step_ends_at_its_layer_and_the_next_is_whole(void 
         sequence_init(&again, sequence.tokens, sequence.prompt_count, sequence.pages, 4);
         batch_clear(&batch);
         batch_add(&batch, &again, again.prompt_count);
-        struct step_plan plan = {.row_count = batch.row_count,
-                                 .token_count = batch.token_count,
-                                 .page_count = batch.page_count,
-                                 .rows = batch.rows,
-                                 .tokens = batch.tokens,
-                                 .pages = batch.pages,
-                                 .wants_layers = true};
+        struct step_plan plan = batch_plan(&batch);
+        plan.wants_layers = true;
         engine_abandon(driver.engine, driver.number + 1);
         driver_step(&driver, &plan);
         assert_int_equal(driver.status, STATUS_CANCELLED);

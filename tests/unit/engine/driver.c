@@ -188,13 +188,17 @@ static uint64_t tops_digest(const struct step_result *result) {
     return digest;
 }
 
+struct step_plan batch_plan(const struct batch *batch) {
+    return (struct step_plan){.row_count = batch->row_count,
+                              .token_count = batch->token_count,
+                              .page_count = batch->page_count,
+                              .rows = batch->rows,
+                              .tokens = batch->tokens,
+                              .pages = batch->pages};
+}
+
 void batch_run(struct driver *driver, struct batch *batch) {
-    struct step_plan plan = {.row_count = batch->row_count,
-                             .token_count = batch->token_count,
-                             .page_count = batch->page_count,
-                             .rows = batch->rows,
-                             .tokens = batch->tokens,
-                             .pages = batch->pages};
+    struct step_plan plan = batch_plan(batch);
     driver_step(driver, &plan);
     assert_int_equal(driver->status, STATUS_OK);
     for (uint32_t i = 0; i < batch->row_count; i++) {

@@ -95,6 +95,8 @@ struct batch {
 };
 void batch_clear(struct batch *batch);
 void batch_add(struct batch *batch, struct sequence *sequence, uint32_t count);
+/* Borrows the batch. */
+struct step_plan batch_plan(const struct batch *batch);
 /* Runs the batch; sampled rows get their token appended. All must be valid. */
 void batch_run(struct driver *driver, struct batch *batch);
 
