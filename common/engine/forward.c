@@ -227,14 +227,18 @@ static void rows_run(struct loop *loop, team_fn fn) {
     team_run(loop->forward->config.team, loop->parts, fn, loop);
 }
 
+/* The product of a part's rows, where rows are shared. */
+static struct kernels_gemm part_gemm(const struct loop *loop, uint32_t part) {
+    uint32_t first = part_row(loop, part);
+    return kernels_gemm_rows(&loop->gemm, first, part_row(loop, part + 1) - first);
+}
+
 static void gemm_part(void *context, uint32_t part, uint32_t worker) {
     (void)worker;
     struct loop *loop = context;
     uint32_t panels = kernels_panels(loop->gemm.weights->rows);
     if (rows_are_many(loop->forward)) {
-        uint32_t first = part_row(loop, part);
-        struct kernels_gemm some =
-            kernels_gemm_rows(&loop->gemm, first, part_row(loop, part + 1) - first);
+        struct kernels_gemm some = part_gemm(loop, part);
         loop->forward->kernels->gemm(&some, 0, panels);
         return;
     }
@@ -461,11 +465,9 @@ static void activation_part(void *context, uint32_t part, uint32_t worker) {
     uint32_t row = 0;
     uint32_t first = 0;
     uint32_t end = ffn;
-    if (loop->parts == 1) {
-        forward->kernels->gemm(&gemm, 0, kernels_panels(2 * ffn));
-    } else if (rows_are_many(forward)) {
+    if (loop->parts == 1 || rows_are_many(forward)) {
         row = part_row(loop, part);
-        gemm = kernels_gemm_rows(&loop->gemm, row, part_row(loop, part + 1) - row);
+        gemm = part_gemm(loop, part);
         forward->kernels->gemm(&gemm, 0, kernels_panels(2 * ffn));
     } else {
         uint32_t panels = gate_panels(forward);
