@@ -282,9 +282,10 @@ static struct span beat_ran(const struct beat *beat) {
     return (struct span){beat_cpu_ns(beat) - beat->cpu_seen_ns};
 }
 
-static struct silence silence_of(const struct beat *beat, struct span silent, struct span limit) {
+static struct silence silence_of(const struct beat *beat, struct span silent, struct span ran,
+                                 struct span limit) {
     struct silence silence = {
-        .silent = silent, .limit = limit, .ran = beat_ran(beat), .state = thread_state(beat->tid)};
+        .silent = silent, .limit = limit, .ran = ran, .state = thread_state(beat->tid)};
     text_copy(silence.name, sizeof silence.name, beat->name);
     return silence;
 }
@@ -293,6 +294,7 @@ void watchdog_watch(void) {
     static struct clock_observer observer; /* the main thread's */
     static struct instant alive_at;
     static int64_t seen_ns;
+    static int64_t cpu_seen_ns; /* not the beat's own, which the one that is judged here writes */
     static bool is_observing;
     if (!atomic_load(&watchdog.is_running)) {
         is_observing = false;
@@ -304,14 +306,17 @@ void watchdog_watch(void) {
         clock_observer_init(&observer);
         alive_at = observer.observed;
         seen_ns = at_ns;
+        cpu_seen_ns = beat_cpu_ns(&watchdog.thread.beat);
     }
     struct instant now = clock_observe(&observer);
     if (at_ns != seen_ns) {
         seen_ns = at_ns;
+        cpu_seen_ns = beat_cpu_ns(&watchdog.thread.beat);
         alive_at = now;
     } else if (instant_since(now, alive_at).ns > span_ms(WATCHDOG_LIMIT_MS).ns) {
+        struct span ran = {beat_cpu_ns(&watchdog.thread.beat) - cpu_seen_ns};
         struct silence silence = silence_of(&watchdog.thread.beat, instant_since(now, alive_at),
-                                            span_ms(WATCHDOG_LIMIT_MS));
+                                            ran, span_ms(WATCHDOG_LIMIT_MS));
         watchdog_exit(&silence);
     }
 }
@@ -355,7 +360,7 @@ static bool watchdog_judge(struct span advance, struct silence *found) {
         if (beat->silent.ns > beat->limit.ns && !beat->is_reported && !is_found) {
             beat->is_reported = true;
             is_found = true;
-            *found = silence_of(beat, beat->silent, beat->limit);
+            *found = silence_of(beat, beat->silent, beat_ran(beat), beat->limit);
         }
     }
     beats_release();
