@@ -68,8 +68,7 @@ class Tool(Case):
     @staticmethod
     def met(shown):
         """The workers that the router can use at this moment."""
-        listed = json.loads(clusters.http_get(shown["routers"][0]["admin"], "/debug/workers")[1])["workers"]
-        return {each["id"] for each in listed if each["session_live"]}
+        return {id for id, port in clusters.sessions(shown["routers"][0]["admin"])}
 
     @staticmethod
     def attempt(each):

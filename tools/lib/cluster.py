@@ -75,6 +75,13 @@ def http_get(address, path, timeout=2.0, method="GET"):
         return 0, f"{type(error).__name__}: {error}"
 
 
+def sessions(admin, timeout=2.0):
+    """(id, gRPC port) of each worker that the router at this admin address can use now."""
+    status, body = http_get(admin, "/debug/workers", timeout)
+    listed = json.loads(body)["workers"] if status == 200 else []
+    return {(each["id"], int(each["address"].rpartition(":")[2])) for each in listed if each["listed"] and each["session_live"]}
+
+
 def process_start(pid):
     """When a process started, in clock ticks; None if it is gone (a zombie is gone). With the pid it names one process."""
     try:
@@ -163,12 +170,6 @@ class Member:
             return status == 200 and '"true"' in body, body.strip()
         status, body = http_get(self.address("admin"), "/readyz", timeout)
         return status == 200, "; ".join(body.split("\n")).strip("; ")
-
-    def sessions(self, timeout=2.0):
-        """Of a router: (id, address) of each worker that it can use now."""
-        status, body = http_get(self.address("admin"), "/debug/workers", timeout)
-        listed = json.loads(body)["workers"] if status == 200 else []
-        return {(each["id"], each["address"]) for each in listed if each["listed"] and each["session_live"]}
 
     def __str__(self):
         return self.id if self.role in ("etcd", "router") or self.id.startswith(self.role) else f"{self.role} {self.id}"
@@ -406,12 +407,12 @@ class Cluster:
         with one decode worker, even while the prefill workers are still to come."""
         deadline = time.monotonic() + within
         while True:
-            # By address too: an id that is back may still be listed with its old one.
+            # By port too: an id that is back may still be listed with its old one. Not by host: that is what it advertises.
             apart = []
             for router in self.routers():
-                met = router.sessions()
+                met = sessions(router.address("admin"))
                 apart += [f"{router} and {each}" for each in self.workers()
-                          if (router in fresh or each in fresh) and (each.id, each.address("grpc")) not in met and
+                          if (router in fresh or each in fresh) and (each.id, each.ports["grpc"]) not in met and
                           each.ready()[0] and router.ready()[0]]
             if not apart:
                 return
